@@ -1,0 +1,71 @@
+# Everything a contributor runs. Each target sets up .venv by itself; `make` alone explains them.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+ARGS   ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench prove format docs clean
+.DELETE_ON_ERROR:
+
+help:  ## Show this list
+	@awk 'BEGIN { FS = ":.*## "; print "Usage: make TARGET [PYTHON=python3.12] [ARGS=...]\n" } \
+	     /^[a-z]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+demo: $(VENV)/.core  ## Run the demo shop: workers are killed, no event is lost
+	@$(BIN)/postbus demo $(ARGS)
+
+test: $(VENV)/.dev  ## Run the tests (ARGS="-k retry" picks some)
+	@$(BIN)/pytest -q $(ARGS)
+
+check: $(VENV)/.dev  ## Lint, format, types, layers, and the requirements page: changes nothing
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/pyright
+	@$(BIN)/lint-imports
+	@$(BIN)/python tools/requirements_page.py --check
+
+bench: $(VENV)/.bench  ## Measure postbus and its peers side by side
+	@$(BIN)/python -m bench $(ARGS)
+
+prove: $(VENV)/.dev  ## Run the long trials: crashes, power loss, poison
+	@$(BIN)/pytest -q -m slow --timeout=3600 $(ARGS)
+
+format: $(VENV)/.dev  ## Format the code and apply the safe lint fixes
+	@$(BIN)/ruff check --fix-only --exit-zero
+	@$(BIN)/ruff format
+
+docs: $(VENV)/.dev  ## Regenerate docs/requirements.md from the tests
+	@$(BIN)/python tools/requirements_page.py
+
+clean:  ## Remove .venv, caches and build products
+	@rm -rf $(VENV) dist build .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	@find src tests tools bench -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+# --- the virtual environment: a stamp file a set of extras, renewed when pyproject.toml changes ---
+
+define install
+	@echo "Installing postbus$(1) into $(VENV) ..."
+	@if command -v uv >/dev/null 2>&1; then uv pip install --quiet --python $(BIN)/python -e '.$(1)'; \
+	 else $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.$(1)'; fi
+endef
+
+$(VENV)/pyvenv.cfg:
+	@command -v $(PYTHON) >/dev/null 2>&1 || \
+	 { echo "postbus needs Python 3.11 or newer, and $(PYTHON) is not on PATH: make PYTHON=/path/to/python" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	 { echo "postbus needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) -V 2>&1): make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.core: pyproject.toml | $(VENV)/pyvenv.cfg
+	$(call install,)
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml | $(VENV)/pyvenv.cfg
+	$(call install,[dev])
+	@touch $(VENV)/.core $@
+
+$(VENV)/.bench: pyproject.toml | $(VENV)/pyvenv.cfg
+	$(call install,[dev,bench])
+	@touch $(VENV)/.core $(VENV)/.dev $@

@@ -1,0 +1,138 @@
+"""AsyncEventBus: the same bus for coroutines. A thin wrapper: every call runs the one implementation in a thread."""
+
+import asyncio
+import functools
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, Self, TypeVar, Unpack
+
+from postbus.bus import EventBus, F, HandlerOptions, Subscriptions
+from postbus.dlq import DeadLetters
+from postbus.store.contract import Transaction
+
+__all__ = ["AsyncEventBus"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+S = TypeVar("S")
+THREADS: Final = 64
+
+
+class _Wrapper(Protocol[S]):
+    """Something that has the blocking object and the threads to call it in."""
+
+    _wrapped: S
+    _threads: ThreadPoolExecutor
+
+
+def _awaited(
+    method: Callable[Concatenate[S, P], R],
+) -> Callable[Concatenate[_Wrapper[S], P], Coroutine[Any, Any, R]]:
+    """Return the method as a coroutine function that runs it in a thread."""
+
+    @functools.wraps(method)
+    async def call(self: _Wrapper[S], *args: P.args, **kwargs: P.kwargs) -> R:
+        bound = functools.partial(method, self._wrapped, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, bound)
+
+    return call
+
+
+class _AsyncDeadLetters:
+    """DeadLetters, awaited."""
+
+    def __init__(self, wrapped: DeadLetters, threads: ThreadPoolExecutor) -> None:
+        self._wrapped = wrapped
+        self._threads = threads
+
+    list = _awaited(DeadLetters.list)
+    get = _awaited(DeadLetters.get)
+    retry = _awaited(DeadLetters.retry)
+    retry_all = _awaited(DeadLetters.retry_all)
+    purge = _awaited(DeadLetters.purge)
+
+
+class _AsyncSubscriptions:
+    """Subscriptions, awaited."""
+
+    def __init__(self, wrapped: Subscriptions, threads: ThreadPoolExecutor) -> None:
+        self._wrapped = wrapped
+        self._threads = threads
+
+    list = _awaited(Subscriptions.list)
+    create = _awaited(Subscriptions.create)
+    pause = _awaited(Subscriptions.pause)
+    resume = _awaited(Subscriptions.resume)
+    delete = _awaited(Subscriptions.delete)
+
+
+class AsyncEventBus:
+    """An EventBus whose methods are awaited; coroutine handlers run on the loop that called `start`."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        """Open the bus; takes what EventBus takes."""
+        self._wrapped = EventBus(*args, **options)
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="postbus-await")
+        self.dlq = _AsyncDeadLetters(self._wrapped.dlq, self._threads)
+        self.subscriptions = _AsyncSubscriptions(self._wrapped.subscriptions, self._threads)
+
+    publish = _awaited(EventBus.publish)
+    publish_many = _awaited(EventBus.publish_many)
+    subscribe = _awaited(EventBus.subscribe)
+    unsubscribe = _awaited(EventBus.unsubscribe)
+    wait_idle = _awaited(EventBus.wait_idle)
+    poll = _awaited(EventBus.poll)
+    poll_many = _awaited(EventBus.poll_many)
+    finalize = _awaited(EventBus.finalize)
+    extend = _awaited(EventBus.extend)
+    release = _awaited(EventBus.release)
+    reset = _awaited(EventBus.reset)
+    get = _awaited(EventBus.get)
+    list = _awaited(EventBus.list)
+    stats = _awaited(EventBus.stats)
+    _shutdown = _awaited(EventBus.shutdown)
+
+    @property
+    def worker_id(self) -> str:
+        """Who this bus is when it claims."""
+        return self._wrapped.worker_id
+
+    def on(self, pattern: str, **options: Unpack[HandlerOptions]) -> Callable[[F], F]:
+        """Have the decorated function handle the events a pattern covers; not awaited, since it decorates."""
+        return self._wrapped.on(pattern, **options)
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncGenerator[Transaction]:
+        """Open a transaction on the bus's own store; see EventBus.transaction."""
+        loop, held = asyncio.get_running_loop(), self._wrapped.transaction()
+        tx = await loop.run_in_executor(self._threads, held.__enter__)
+        try:
+            yield tx
+        except BaseException as error:
+            await loop.run_in_executor(self._threads, held.__exit__, type(error), error, error.__traceback__)
+            raise
+        await loop.run_in_executor(self._threads, held.__exit__, None, None, None)
+
+    async def start(self) -> None:
+        """Begin to handle events; coroutine handlers run on the present event loop."""
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._threads, functools.partial(self._wrapped.start, loop=loop))
+
+    async def shutdown(self, timeout: float | None = None) -> bool:  # noqa: ASYNC109  the bus's own word for it
+        """Shut down; see EventBus.shutdown."""
+        done = await self._shutdown(timeout)
+        self._threads.shutdown(wait=False)
+        return done
+
+    async def __aenter__(self) -> Self:
+        """Start."""
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Shut down."""
+        await self.shutdown()

@@ -1,0 +1,579 @@
+"""EventBus: publish, subscribe, poll, finalize, start, shutdown."""
+
+import asyncio
+import os
+import random
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import Any, Literal, Self, TypedDict, TypeVar, Unpack
+from uuid import uuid4
+
+from postbus.breaker import Breaker
+from postbus.clock import Clock
+from postbus.config import Settings
+from postbus.dlq import DeadLetters
+from postbus.errors import (
+    Conflict,
+    Discard,
+    EventBusShutdownError,
+    InvalidRequest,
+    LeaseLost,
+    NotFound,
+)
+from postbus.execution import Execution, describe
+from postbus.handlers import Handler, Handlers, OnError, check_subscription, make_handler
+from postbus.loop import Loop, Signal
+from postbus.model import (
+    AttemptError,
+    Delivery,
+    Done,
+    DoneWithErrors,
+    Event,
+    HandlerRecord,
+    Mode,
+    NewEvent,
+    Outcome,
+    Page,
+    Stats,
+    Status,
+    Subscription,
+)
+from postbus.observe import logger, probe
+from postbus.pattern import Interest, check_pattern
+from postbus.payload import Draft, draft
+from postbus.retry import RetryPolicy
+from postbus.store import open_store
+from postbus.store.contract import Claim, Settled, Settlement, Store, Transaction
+from postbus.upkeep import Upkeep, recover
+from postbus.worker import Worker
+
+__all__ = ["EventBus", "HandlerOptions", "Subscriptions"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+Seconds = float | timedelta
+
+
+class HandlerOptions(TypedDict, total=False):
+    """What `subscribe` and `@on` take beside the pattern."""
+
+    subscription: str
+    tags: Sequence[str]
+    retry: RetryPolicy | Mapping[str, float] | None
+    timeout: float | None
+    on_error: OnError
+    breaker: Breaker | None
+    model: Any
+
+
+class EventBus:
+    """A durable event bus in one database. Safe to use from many threads.
+
+    Opening it opens and migrates the store. Nothing is handled until `start` (or `with bus:`).
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        worker_id: str | None = None,
+        lease: float | None = None,
+        poll_interval: float | None = None,
+        concurrency: int | None = None,
+        prefetch: int | None = None,
+        shutdown_timeout: float | None = None,
+        retry: RetryPolicy | None = None,
+        auto_migrate: bool | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """Open the bus at `url`: without one, at `POSTBUS_URL`, else `sqlite:///postbus.db`.
+
+        What is not given comes from `POSTBUS_*` variables, then `postbus.toml`, then the defaults of `Settings`.
+        """
+        settings = Settings.load(
+            url=url,
+            worker_id=worker_id,
+            lease=lease,
+            poll_interval=poll_interval,
+            concurrency=concurrency,
+            prefetch=prefetch,
+            shutdown_timeout=shutdown_timeout,
+            retry=retry,
+            auto_migrate=auto_migrate,
+        )
+        named = settings.worker_id or f"{socket.gethostname()}:{os.getpid()}"
+        self.settings = settings.model_copy(update={"worker_id": named})
+        self.worker_id = named
+        self.store: Store = open_store(settings.url, clock=clock, auto_migrate=settings.auto_migrate)
+        self.dlq = DeadLetters(self.store, named)
+        self.subscriptions = Subscriptions(self.store, named)
+        self._owner = uuid4().hex
+        self._handlers = Handlers()
+        self._execution = Execution(
+            self.store, self._handlers, settings.retry, timedelta(seconds=settings.lease), random.Random()  # noqa: S311
+        )
+        self._worker: Worker | None = None
+        self._upkeep: Loop | None = None
+        self._alive = ExitStack()
+        self._known_alive = False
+        self._closing = False
+        self._lock = threading.RLock()
+        self._closed = threading.Event()
+
+    def __repr__(self) -> str:
+        """Name the bus without any secret."""
+        return f"EventBus({self.store.url!r}, worker_id={self.worker_id!r})"
+
+    # ── publishing ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def publish(
+        self,
+        type: str,  # noqa: A002  the public word for it
+        payload: Any = None,
+        *,
+        tags: Sequence[str] = (),
+        key: str | None = None,
+        title: str | None = None,
+        description: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        uid: str | None = None,
+        delay: Seconds | None = None,
+        at: datetime | None = None,
+        priority: int = 0,
+        max_retries: int | None = None,
+        wait: bool = False,
+        timeout: float | None = None,
+        connection: Transaction | None = None,
+    ) -> Event:
+        """Store an event; it is durable when this returns.
+
+        The same `uid` again stores nothing and returns the first event. With `wait` it returns once every
+        subscription handled in this process has settled it (TimeoutError after `timeout` seconds: the event stays
+        published). With `connection` it becomes part of that transaction, and exists only if that commits.
+        Raises InvalidPayloadError or InvalidEventError, with nothing stored.
+        """
+        ready = draft(
+            NewEvent(
+                type=type,
+                payload=payload,
+                tags=tags,
+                key=key,
+                title=title,
+                description=description,
+                metadata=metadata,
+                uid=uid,
+                delay=delay,
+                at=at,
+                priority=priority,
+                max_retries=max_retries,
+            )
+        )
+        if wait and connection is not None:
+            raise InvalidRequest("an event cannot be waited for before its transaction has committed")
+        event = self._store_drafts([ready], connection)[0]
+        return self._wait_settled(event, timeout) if wait else event
+
+    def publish_many(
+        self, events: Iterable[NewEvent | Mapping[str, Any]], *, connection: Transaction | None = None
+    ) -> list[Event]:
+        """Store many events, all or none, in the order given."""
+        return self._store_drafts([draft(event) for event in events], connection)
+
+    def _store_drafts(self, drafts: list[Draft], connection: Transaction | None) -> list[Event]:
+        self._open()
+        probe("publishing")
+        if connection is not None:
+            return connection.publish(drafts)
+        return self.store.publish(drafts)
+
+    def _wait_settled(self, event: Event, timeout: float | None) -> Event:
+        names = self._handled()
+        if not self._signal().wait_for(lambda: self.store.settled(event.id, names), timeout):
+            raise TimeoutError(f"event {event.id} was not settled within {timeout} s; it stays published")
+        return self.get(event.id, subscription=names[0])
+
+    def transaction(self) -> AbstractContextManager[Transaction]:
+        """Open a transaction on the bus's own store: your writes and your events commit together, or neither does.
+
+        `with bus.transaction() as tx: tx.execute("INSERT …"); bus.publish("order.placed", …, connection=tx)`.
+        On SQLite every other writer waits until it ends: keep it short.
+        """
+        self._open()
+        return self.store.transaction()
+
+    # ── handlers ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def subscribe(self, pattern: str, handler: Callable[..., Any], **options: Unpack[HandlerOptions]) -> str:
+        """Have a function handle the events a pattern covers; return an id for `unsubscribe`.
+
+        `handler` is a plain or an async function of (event) or (event, ctx). A `subscription` that does not exist
+        yet is made, for this pattern and from now on; one that exists is widened to it.
+        """
+        self._open()
+        made = make_handler(pattern, handler, **{**options, "tags": tuple(options.get("tags", ()))})
+        self.subscriptions.ensure(made.subscription, made.interest.pattern)
+        self._handlers.add(made)
+        self.store.register_handlers([self._record(made)])
+        self._refresh_policies()
+        if self._worker is not None:
+            self._worker.wake()
+        return made.id
+
+    def on(self, pattern: str, **options: Unpack[HandlerOptions]) -> Callable[[F], F]:
+        """Have the decorated function handle the events a pattern covers; see `subscribe`."""
+
+        def register(function: F) -> F:
+            self.subscribe(pattern, function, **options)
+            return function
+
+        return register
+
+    def unsubscribe(self, identity: str) -> None:
+        """Let a handler see no further event; raise NotFound if there is none of that id."""
+        if not self._handlers.remove(identity):
+            raise NotFound(f"there is no handler {identity!r} in this process")
+        self.store.forget_handlers(self._owner, [identity])
+
+    def _record(self, handler: Handler) -> HandlerRecord:
+        return HandlerRecord(
+            id=handler.id,
+            name=handler.name,
+            subscription=handler.subscription,
+            pattern=handler.interest.pattern,
+            tags=tuple(sorted(handler.interest.tags)),
+            worker_id=self.worker_id,
+            owner=self._owner,
+            seen_at=self.store.now(),
+        )
+
+    def _refresh_policies(self) -> None:
+        self._execution.policies = {each.name: each.retry for each in self.subscriptions.list() if each.retry}
+
+    # ── running ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def start(self, *, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """Begin to handle events, after freeing what crashed processes of this host had in their hands.
+
+        Coroutine handlers run on `loop` if one is given, else on a loop of the bus's own. A second call does nothing.
+        """
+        with self._lock:
+            self._open()
+            if self._worker is not None:
+                return
+            self._be_alive()
+            recover(self.store, self.settings.retry, self._owner)
+            self._refresh_policies()
+            self._worker = Worker(self.store, self.settings, self._execution, self._owner, loop)
+            upkeep = Upkeep(self.store, self.settings.retry, self._owner, self.settings.poll_interval, self._records)
+            self._upkeep = Loop("upkeep", upkeep.turn)
+            self._worker.start()
+            self._upkeep.start()
+
+    def _records(self) -> list[HandlerRecord]:
+        self._refresh_policies()
+        return [self._record(handler) for handler in self._handlers.all()]
+
+    def _be_alive(self) -> None:
+        if not self._known_alive:
+            self._alive.enter_context(self.store.mark_alive(self._owner))
+            self._known_alive = True
+
+    def shutdown(self, timeout: float | None = None) -> bool:
+        """Take nothing new, let what runs finish, hand the rest back, close the store; calling it twice is safe.
+
+        Returns whether everything finished within `timeout` seconds (the bus's `shutdown_timeout` unless given).
+        """
+        with self._lock:
+            if self._closing:
+                self._closed.wait()
+                return True
+            self._closing = True
+        limit = self.settings.shutdown_timeout if timeout is None else timeout
+        try:
+            if self._upkeep is not None:
+                self._upkeep.stop(timeout=5)
+            done = self._worker.stop(limit) if self._worker is not None else True
+            self.store.forget_handlers(self._owner)
+            if not done:
+                logger.warning("shutdown_incomplete", extra={"held": self._worker.held if self._worker else 0})
+        finally:
+            self.store.close()
+            self._alive.close()
+            self._closed.set()
+        return done
+
+    def __enter__(self) -> Self:
+        """Start."""
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Shut down."""
+        self.shutdown()
+
+    def run(self) -> None:
+        """Start, and block until SIGINT, SIGTERM or `shutdown`; then shut down. A second signal ends the process."""
+        stop = threading.Event()
+
+        def ask(number: int, _: object) -> None:
+            signal.signal(number, signal.SIG_DFL)
+            stop.set()
+
+        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            self.start()
+            while not stop.wait(0.2) and not self._closing and not self.worn_out:
+                pass
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            self.shutdown()
+
+    @property
+    def worn_out(self) -> bool:
+        """Whether so many handlers hang past their timeout that this process should be replaced."""
+        return self._worker is not None and self._worker.worn_out
+
+    def wait_idle(self, timeout: float | None = None) -> None:
+        """Return when nothing handled in this process is due, running or waiting for a retry.
+
+        Events that their publisher delayed do not count until they are due. Raises TimeoutError.
+        """
+        names = self._handled()
+        if not self._signal().wait_for(lambda: all(map(self._is_idle, names)), timeout):
+            raise TimeoutError(f"there was still work after {timeout} s")
+
+    def _is_idle(self, subscription: str) -> bool:
+        work = self.store.work(subscription, self._handlers.interests(subscription))
+        return not (work.due or work.leased or work.retrying)
+
+    def _handled(self) -> tuple[str, ...]:
+        names = self._handlers.subscriptions()
+        if not names:
+            raise InvalidRequest("this process handles no subscription: there is nothing to wait for")
+        if self._worker is None:
+            raise InvalidRequest("the bus is not started: nothing would ever be settled")
+        return names
+
+    def _signal(self) -> Signal:
+        return self._worker.changed if self._worker is not None else Signal()
+
+    def _open(self) -> None:
+        if self._closing:
+            raise EventBusShutdownError("the bus is shut down")
+
+    # ── own loops ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def poll(
+        self,
+        *,
+        subscription: str = "default",
+        types: Sequence[str] | None = None,
+        tags: Sequence[str] | None = None,
+        worker_id: str | None = None,
+    ) -> Delivery | None:
+        """Lease the next due delivery, or return None at once; `types` are patterns, any of the `tags` will do."""
+        found = self.poll_many(1, subscription=subscription, types=types, tags=tags, worker_id=worker_id)
+        return found[0] if found else None
+
+    def poll_many(
+        self,
+        limit: int,
+        *,
+        subscription: str = "default",
+        types: Sequence[str] | None = None,
+        tags: Sequence[str] | None = None,
+        worker_id: str | None = None,
+    ) -> list[Delivery]:
+        """Lease up to `limit` due deliveries; a suspect (it may have killed its worker) comes alone."""
+        self._open()
+        if limit < 1:
+            raise InvalidRequest("limit must be 1 or more")
+        if isinstance(types, str) or isinstance(tags, str):
+            raise InvalidRequest("types and tags must be lists of strings")
+        self._be_alive()
+        interests = tuple(Interest(check_pattern(each), frozenset(tags or ())) for each in types or ("*",))
+        return list(
+            self.store.claim(
+                Claim(
+                    subscription=subscription,
+                    worker_id=worker_id or self.worker_id,
+                    owner=self._owner,
+                    interests=interests,
+                    limit=limit,
+                    lease=timedelta(seconds=self.settings.lease),
+                    policy=self.settings.retry,
+                )
+            ).deliveries
+        )
+
+    def finalize(
+        self,
+        delivery: Delivery,
+        success: bool | None = None,
+        *,
+        errors: Sequence[str | BaseException] = (),
+        retry: bool = True,
+        status_code: int | None = None,
+        execution_time_ms: float | None = None,
+    ) -> None:
+        """Record how a polled delivery ended.
+
+        Without errors it is COMPLETED, with `errors` alone COMPLETED_WITH_ERRORS. `success=False` retries it by
+        policy and, none left, makes it a dead letter; with `retry=False` at once. Repeating it changes nothing.
+        Raises LeaseLost, changing nothing, if another claim, a reset or another outcome has come first.
+        """
+        outcome = self._outcome(delivery, success, [describe(each, delivery, self.store) for each in errors], retry)
+        told = Settlement(delivery.lease, outcome, delivery.worker_id, status_code, execution_time_ms)
+        if self.store.settle([told])[0] is Settled.LOST:
+            raise LeaseLost(f"event {delivery.id} in {delivery.subscription!r} is no longer held under this lease")
+
+    def _outcome(
+        self, delivery: Delivery, success: bool | None, errors: list[AttemptError], retry: bool  # noqa: FBT001
+    ) -> Outcome:
+        if success is None or success:
+            if success and errors:
+                raise InvalidRequest("success=True and errors contradict each other: leave success out")
+            return DoneWithErrors(tuple(errors)) if errors else Done()
+        told = errors[0] if errors else describe("reported as failed", delivery, self.store)
+        if len(errors) > 1:
+            told = replace(told, message="; ".join(each.message for each in errors))
+        self._refresh_policies()
+        return self._execution.decide(delivery, told, Exception() if retry else Discard(), None)
+
+    def extend(self, delivery: Delivery) -> None:
+        """Let the lease of a polled delivery run on from now; raise LeaseLost if it has passed."""
+        self._execution.extend(delivery)
+
+    def release(self, delivery: Delivery) -> None:
+        """Hand a polled delivery back, due at once and without burning an attempt; raise LeaseLost if it has passed."""
+        if not self.store.release([delivery.lease], delivery.worker_id):
+            raise LeaseLost(f"event {delivery.id} in {delivery.subscription!r} is no longer held under this lease")
+
+    def reset(self, event_id: int, reason: str, subscription: str = "default") -> None:
+        """Put an orphaned or scheduled delivery back, due now; its old lease is void, its attempts are kept."""
+        self.store.reset(event_id, subscription, reason, self.worker_id)
+
+    # ── looking ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def get(self, event_id: int, include_logs: bool = False, subscription: str = "default") -> Event:  # noqa: FBT001, FBT002
+        """Return an event and how it stands; raise NotFound."""
+        event = self._told(self.store.get(event_id, subscription), subscription)
+        return replace(event, logs=self.store.logs(event_id)) if include_logs else event
+
+    def list(
+        self,
+        *,
+        status: Status | str | None = None,
+        type: str | None = None,  # noqa: A002  the public word for it
+        tags: Sequence[str] = (),
+        limit: int = 20,
+        offset: int = 0,
+        after: int | None = None,
+        subscription: str = "default",
+    ) -> Page[Event]:
+        """Return events newest first; `type` may be a pattern, any of the `tags` will do."""
+        if limit < 1 or offset < 0:
+            raise InvalidRequest("limit must be 1 or more, offset 0 or more")
+        try:
+            wanted = None if status is None else Status(status)
+        except ValueError:
+            raise InvalidRequest(f"status is one of {', '.join(Status)}, not {status!r}") from None
+        page = self.store.list(
+            subscription=subscription, status=wanted, type=type, tags=tags, limit=limit, offset=offset, after=after
+        )
+        return replace(page, items=tuple(self._told(event, subscription) for event in page.items))
+
+    def _told(self, event: Event, subscription: str) -> Event:
+        """Return the event with the number of retries it really has."""
+        if event.max_retries is not None:
+            return event
+        policy = self._execution.policies.get(subscription, self.settings.retry)
+        return replace(event, max_retries=policy.max_retries)
+
+    def stats(self) -> Stats:
+        """Return the bus in figures."""
+        return self.store.stats()
+
+    def run_due(self) -> int:
+        """Claim and run what is due, in this thread, until nothing is; return how many deliveries. For tests.
+
+        Nothing is started: no thread, no waiting. Retries scheduled for later stay for later.
+        """
+        self._open()
+        self._be_alive()
+        self._refresh_policies()
+        worker = Worker(self.store, self.settings, self._execution, self._owner)
+        try:
+            return worker.run_due()
+        finally:
+            worker.stop(0)
+
+
+class Subscriptions:
+    """The named consumer groups over the log."""
+
+    def __init__(self, store: Store, actor: str) -> None:
+        """Work on a store; `actor` goes into the audit rows."""
+        self._store = store
+        self._actor = actor
+
+    def list(self) -> tuple[Subscription, ...]:
+        """Return all subscriptions by name."""
+        return self._store.subscriptions()
+
+    def create(
+        self,
+        name: str,
+        patterns: Sequence[str] | str = "*",
+        mode: Literal["queue", "ordered", "spark"] = "queue",
+        *,
+        tags: Sequence[str] = (),
+        lease: Seconds | None = None,
+        retry: RetryPolicy | None = None,
+        start: Literal["now", "beginning"] | int = "now",
+    ) -> Subscription:
+        """Make a subscription that gets what is published after `start`; raise Conflict if the name is taken."""
+        wanted = [patterns] if isinstance(patterns, str) else list(patterns)
+        if not wanted:
+            raise InvalidRequest("a subscription needs a pattern")
+        if isinstance(start, str) and start not in ("now", "beginning"):
+            raise InvalidRequest("start is 'now', 'beginning' or an id")
+        return self._store.create_subscription(
+            check_subscription(name),
+            [check_pattern(each) for each in wanted],
+            list(tags),
+            mode=Mode(mode),
+            lease=timedelta(seconds=lease) if isinstance(lease, int | float) else lease,
+            retry=retry,
+            start=start,
+        )
+
+    def ensure(self, name: str, pattern: str) -> None:
+        """Make sure a queue subscription exists and wants this pattern."""
+        if all(each.name != name for each in self.list()):
+            try:
+                self.create(name, pattern)
+            except Conflict:
+                logger.debug("subscription_made_elsewhere", extra={"subscription": name})
+        if self._store.widen_subscription(name, pattern):
+            logger.warning("subscription_widened", extra={"subscription": name, "pattern": pattern})
+
+    def pause(self, name: str) -> None:
+        """Have nothing more claimed from it; what runs goes on."""
+        self._store.pause_subscription(name, paused=True)
+
+    def resume(self, name: str) -> None:
+        """Have it claimed from again."""
+        self._store.pause_subscription(name, paused=False)
+
+    def delete(self, name: str) -> int:
+        """Remove it and its unfinished deliveries, each recorded in the audit log; return how many there were."""
+        return self._store.delete_subscription(name, self._actor)

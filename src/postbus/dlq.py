@@ -1,0 +1,99 @@
+"""Dead letters: look at them, retry them, purge them. Needs only a store, so an admin tool can use it alone."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Literal
+
+from postbus.errors import InvalidRequest, NotFound
+from postbus.model import DeadLetter, Page
+from postbus.store.contract import DeadFilter, Store
+
+__all__ = ["DeadLetters"]
+
+Progress = Callable[[int], None]
+
+
+class DeadLetters:
+    """The dead letters of a store."""
+
+    def __init__(self, store: Store, actor: str = "dlq") -> None:
+        """Work on a store; `actor` goes into the audit rows."""
+        self._store = store
+        self._actor = actor
+
+    def list(
+        self,
+        offset: int = 0,
+        limit: int = 100,
+        subscription: str | None = None,
+        *,
+        type: str | None = None,  # noqa: A002  the public word for it
+        after: int | None = None,
+    ) -> Page[DeadLetter]:
+        """Return dead letters, the newest event first; `after` is `next` of the page before."""
+        if limit < 1 or offset < 0:
+            raise InvalidRequest("limit must be 1 or more, offset 0 or more")
+        which = DeadFilter(subscription=subscription, type=type)
+        return self._store.dead_letters(which, limit=limit, offset=offset, after=after)
+
+    def get(self, event_id: int, subscription: str | None = None) -> tuple[DeadLetter, ...]:
+        """Return an event's dead letters, one for each subscription it died in; raise NotFound if there is none."""
+        which = DeadFilter(event_id=event_id, subscription=subscription)
+        found = self._store.dead_letters(which, limit=1_000, offset=0, after=None).items
+        if not found:
+            raise NotFound(f"event {event_id} is not a dead letter")
+        return found
+
+    def retry(self, event_id: int, subscription: str | None = None) -> int:
+        """Give a dead letter all its attempts anew, in one subscription or in every one it died in.
+
+        Returns how many were revived; raises NotFound if it is not dead. Its history stays in the audit log.
+        """
+        which = DeadFilter(event_id=event_id, subscription=subscription)
+        if count := self._store.retry_dead(which, self._actor):
+            return count
+        raise NotFound(f"event {event_id} is not a dead letter")
+
+    def retry_all(
+        self,
+        *,
+        subscription: str | None = None,
+        type: str | None = None,  # noqa: A002  the public word for it
+        progress: Progress | None = None,
+    ) -> int:
+        """Revive every dead letter that matches; return how many."""
+        return self._store.retry_dead(DeadFilter(subscription=subscription, type=type), self._actor, progress)
+
+    def purge(
+        self,
+        older_than_days: float,
+        by: Literal["created_at", "died_at"] = "created_at",
+        *,
+        subscription: str | None = None,
+        type: str | None = None,  # noqa: A002  the public word for it
+        progress: Progress | None = None,
+    ) -> int:
+        """Remove dead letters at least this old, counted from their publishing or their death; return how many.
+
+        The events themselves, and what happened to them, stay in the log.
+        """
+        return self._store.purge_dead(
+            self.older_than(older_than_days, by, subscription=subscription, type=type), self._actor, progress
+        )
+
+    def older_than(
+        self,
+        days: float,
+        by: Literal["created_at", "died_at"] = "created_at",
+        *,
+        subscription: str | None = None,
+        type: str | None = None,  # noqa: A002  the public word for it
+    ) -> DeadFilter:
+        """Return the filter that `purge` uses, to count with before."""
+        if days < 0:
+            raise InvalidRequest("older_than_days must be 0 or more")
+        if by not in ("created_at", "died_at"):
+            raise InvalidRequest("purge goes by created_at or died_at")
+        return DeadFilter(
+            subscription=subscription, type=type, before=self._store.now() - timedelta(days=days), by=by
+        )

@@ -1,0 +1,132 @@
+"""Every error postbus raises on purpose.
+
+    PostbusError
+    ├── InvalidRequest            the caller must change something; nothing was stored
+    │   ├── InvalidPayloadError   the payload is not JSON that survives a round trip
+    │   └── InvalidEventError     type, tags, uid or another field of the event is wrong
+    ├── NotFound                  no such event, dead letter or subscription
+    ├── Conflict                  the thing is in a state that forbids this
+    │   ├── LeaseLost             another claim, or a reset, has taken the delivery over
+    │   └── MaxRetriesExceeded    the last allowed attempt has failed
+    ├── EventBusShutdownError     the bus is closing or closed
+    ├── StoreUnavailable          locked, full or unreachable; safe to retry
+    ├── SchemaMismatch            an operator must migrate, or upgrade postbus
+    └── UnsafeStore               acknowledging would be a lie: corrupt file, unsafe settings
+
+`Discard` and `RetryLater` stand apart: handlers raise them to choose their outcome.
+"""
+
+from datetime import timedelta
+from typing import Final
+
+__all__ = [
+    "CODES",
+    "Conflict",
+    "Discard",
+    "EventBusShutdownError",
+    "InvalidEventError",
+    "InvalidPayloadError",
+    "InvalidRequest",
+    "LeaseLost",
+    "MaxRetriesExceeded",
+    "NotFound",
+    "PostbusError",
+    "RetryLater",
+    "SchemaMismatch",
+    "StoreUnavailable",
+    "UnsafeStore",
+    "exit_code",
+    "http_status",
+]
+
+
+class PostbusError(Exception):
+    """The root: catch it to catch everything postbus raises on purpose."""
+
+
+class InvalidRequest(PostbusError, ValueError):
+    """An argument is wrong; the message says which and why. Nothing was stored."""
+
+
+class InvalidPayloadError(InvalidRequest):
+    """The payload cannot be stored and returned exactly as given."""
+
+
+class InvalidEventError(InvalidRequest):
+    """A field of the event other than its payload is wrong."""
+
+
+class NotFound(PostbusError, LookupError):
+    """No event, dead letter or subscription goes by that name."""
+
+
+class Conflict(PostbusError):
+    """The present state forbids this; nothing changed."""
+
+
+class LeaseLost(Conflict):
+    """The lease's epoch has passed: another claim holds the delivery, or its end is recorded. Nothing changed."""
+
+
+class MaxRetriesExceeded(Conflict):
+    """The failure just reported was the last one allowed; the delivery is now a dead letter."""
+
+
+class EventBusShutdownError(PostbusError):
+    """The bus is shutting down or closed: it takes no more events and no more handlers."""
+
+
+class StoreUnavailable(PostbusError):
+    """The store could not do it now (locked, full, unreachable). Nothing was acknowledged; retrying is safe."""
+
+
+class SchemaMismatch(PostbusError):
+    """The store's schema is older or newer than this postbus understands."""
+
+
+class UnsafeStore(PostbusError):
+    """The store cannot keep its promises (corruption, unsafe settings), so it is refused."""
+
+
+class Discard(Exception):  # noqa: N818  a choice a handler makes, not an error
+    """Raised by a handler: make this a dead letter at once, with this reason."""
+
+
+class RetryLater(Exception):  # noqa: N818  a choice a handler makes, not an error
+    """Raised by a handler: try again after `delay`. It counts as an attempt."""
+
+    def __init__(self, delay: float | timedelta, reason: str = "the handler asked for a later retry") -> None:
+        """Ask for the next attempt `delay` (seconds or timedelta) from now."""
+        super().__init__(reason)
+        self.delay = delay if isinstance(delay, timedelta) else timedelta(seconds=delay)
+
+
+CODES: Final[dict[type[PostbusError], tuple[int, int]]] = {
+    InvalidRequest: (422, 2),
+    InvalidPayloadError: (422, 2),
+    InvalidEventError: (422, 2),
+    NotFound: (404, 1),
+    Conflict: (409, 1),
+    LeaseLost: (409, 1),
+    MaxRetriesExceeded: (400, 1),
+    EventBusShutdownError: (503, 1),
+    StoreUnavailable: (503, 1),
+    SchemaMismatch: (503, 1),
+    UnsafeStore: (503, 1),
+    PostbusError: (500, 1),
+}
+"""The one table from error to (HTTP status, exit code)."""
+
+
+def _codes(error: PostbusError) -> tuple[int, int]:
+    return next(CODES[kind] for kind in type(error).__mro__ if kind in CODES)
+
+
+def http_status(error: PostbusError) -> int:
+    """Return the HTTP status that tells of this error."""
+    return _codes(error)[0]
+
+
+def exit_code(error: PostbusError) -> int:
+    """Return the exit code of a command that ended with this error."""
+    return _codes(error)[1]

@@ -1,0 +1,176 @@
+"""Handlers: functions registered for a pattern, and what happens when they run."""
+
+import inspect
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Final, Literal, get_args
+from uuid import uuid4
+
+from pydantic import TypeAdapter, ValidationError
+
+from postbus.breaker import Breaker
+from postbus.errors import Discard, InvalidRequest
+from postbus.model import Event
+from postbus.pattern import Interest, check_pattern
+from postbus.retry import RetryPolicy
+
+__all__ = ["Handler", "Handlers", "OnError", "make_handler"]
+
+OnError = Literal["retry", "record"]
+DEFAULT_TIMEOUT: Final = 30.0
+MAX_NAME: Final = 100
+
+
+@dataclass(frozen=True)
+class Handler:
+    """A function, what it handles, and on which terms."""
+
+    id: str
+    function: Callable[..., Any]
+    interest: Interest
+    subscription: str
+    retry: RetryPolicy | Mapping[str, float] | None
+    timeout: float | None
+    on_error: OnError
+    breaker: Breaker | None
+    model: Any = None
+
+    @cached_property
+    def name(self) -> str:
+        """The function's own name, the same in every process."""
+        named = inspect.unwrap(self.function)
+        return f"{getattr(named, '__module__', '?')}.{getattr(named, '__qualname__', repr(named))}"
+
+    @cached_property
+    def breaker_name(self) -> str:
+        """What its breaker is called in the store: shared by every process that registers the same function."""
+        return f"{self.subscription}/{self.interest.pattern}/{self.name}"
+
+    @cached_property
+    def is_async(self) -> bool:
+        """Whether calling it gives something to await."""
+        call = getattr(self.function, "__call__", None)  # noqa: B004  the method itself is wanted
+        return inspect.iscoroutinefunction(self.function) or inspect.iscoroutinefunction(call)
+
+    @cached_property
+    def wants_context(self) -> bool:
+        """Whether it takes (event, ctx) rather than (event)."""
+        try:
+            parameters = inspect.signature(self.function).parameters.values()
+        except (TypeError, ValueError):
+            return False
+        places = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+        needed = [each for each in places if each.default is each.empty or each.name == "ctx"]
+        return len(needed) > 1
+
+    @cached_property
+    def _adapter(self) -> TypeAdapter[Any] | None:
+        return None if self.model is None else TypeAdapter(self.model)
+
+    def prepared(self, event: Event) -> Event:
+        """Return the event with its payload validated into the handler's model; raise Discard if it does not fit."""
+        adapter = self._adapter
+        if adapter is None:
+            return event
+        try:
+            return replace(event, payload=adapter.validate_python(event.payload))
+        except ValidationError as error:
+            raise Discard(f"the payload does not fit {getattr(self.model, '__name__', self.model)}: {error}") from None
+
+
+def make_handler(  # noqa: PLR0913  the options of `subscribe`
+    pattern: str,
+    function: Callable[..., Any],
+    *,
+    subscription: str = "default",
+    tags: tuple[str, ...] = (),
+    retry: RetryPolicy | Mapping[str, float] | None = None,
+    timeout: float | None = DEFAULT_TIMEOUT,
+    on_error: OnError = "retry",
+    breaker: Breaker | None = None,
+    model: Any = None,
+) -> Handler:
+    """Return a handler; raise InvalidRequest, naming the option that is wrong."""
+    if not callable(function):
+        raise InvalidRequest("a handler must be a function or another callable")
+    if on_error not in get_args(OnError):
+        raise InvalidRequest(f"on_error is 'retry' or 'record', not {on_error!r}")
+    if timeout is not None and timeout <= 0:
+        raise InvalidRequest("timeout must be more than 0 seconds, or None for no limit")
+    if isinstance(tags, str):
+        raise InvalidRequest("tags must be a list of strings")
+    RetryPolicy().merged(retry)
+    return Handler(
+        id=uuid4().hex,
+        function=function,
+        interest=Interest(check_pattern(pattern), frozenset(tags)),
+        subscription=check_subscription(subscription),
+        retry=retry,
+        timeout=timeout,
+        on_error=on_error,
+        breaker=breaker,
+        model=model,
+    )
+
+
+def check_subscription(name: object) -> str:
+    """Return a subscription's name if it may be one; raise InvalidRequest if not."""
+    if not isinstance(name, str) or not name or not name.isprintable() or "/" in name or len(name) > MAX_NAME:
+        raise InvalidRequest(f"a subscription's name is 1 to {MAX_NAME} printable characters without a slash")
+    return name
+
+
+@dataclass
+class Handlers:
+    """The handlers of one process, in order of registration."""
+
+    _handlers: dict[str, Handler] = field(default_factory=dict[str, Handler])
+    _matching: dict[tuple[str, str, tuple[str, ...]], tuple[Handler, ...]] = field(
+        default_factory=dict[tuple[str, str, tuple[str, ...]], tuple[Handler, ...]]
+    )
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, handler: Handler) -> None:
+        """Take a handler in."""
+        with self._lock:
+            self._handlers = {**self._handlers, handler.id: handler}
+            self._matching = {}
+
+    def remove(self, identity: str) -> bool:
+        """Drop a handler; return whether it was there."""
+        with self._lock:
+            known = identity in self._handlers
+            self._handlers = {key: value for key, value in self._handlers.items() if key != identity}
+            self._matching = {}
+            return known
+
+    def all(self) -> tuple[Handler, ...]:
+        """Return every handler."""
+        return tuple(self._handlers.values())
+
+    def subscriptions(self) -> tuple[str, ...]:
+        """Return the subscriptions handled here, each once."""
+        return tuple(dict.fromkeys(handler.subscription for handler in self._handlers.values()))
+
+    def interests(self, subscription: str) -> tuple[Interest, ...]:
+        """Return what this process handles of a subscription, each once."""
+        return tuple(dict.fromkeys(each.interest for each in self.all() if each.subscription == subscription))
+
+    def matching(self, subscription: str, event: Event) -> tuple[Handler, ...]:
+        """Return the handlers an event goes through, in order of registration."""
+        key = (subscription, event.type, event.tags)
+        found = self._matching.get(key)
+        if found is None:
+            found = tuple(
+                each
+                for each in self.all()
+                if each.subscription == subscription and each.interest.wants(event.type, event.tags)
+            )
+            if len(self._matching) < MAX_MATCHES:
+                self._matching[key] = found
+        return found
+
+
+MAX_MATCHES: Final = 10_000

@@ -1,0 +1,95 @@
+"""The only start and stop code: a thread that takes one turn after another."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from postbus.errors import StoreUnavailable
+from postbus.observe import logger
+
+__all__ = ["Loop", "Signal"]
+
+LONGEST_PAUSE: Final = 5.0
+LOOK_EVERY: Final = 0.25
+
+
+class Loop:
+    """Calls `turn` again and again in a thread of its own; a turn returns the seconds to wait before the next.
+
+    A turn that raises is logged and tried again after a pause that grows: a loop never dies of one bad turn.
+    """
+
+    def __init__(self, name: str, turn: Callable[[], float]) -> None:
+        """Prepare a loop that `start` sets going."""
+        self._name = name
+        self._turn = turn
+        self._wake = threading.Event()
+        self._stopping = False
+        self._failures = 0
+        self._thread = threading.Thread(target=self._run, name=f"postbus-{name}", daemon=True)
+
+    def start(self) -> None:
+        """Set the loop going."""
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Have the next turn taken now."""
+        if not self._wake.is_set():
+            self._wake.set()
+
+    def stop(self, timeout: float | None = None) -> bool:
+        """Let the present turn end and take no more; return whether it ended within `timeout`."""
+        self._stopping = True
+        self._wake.set()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while not self._stopping:
+            pause = self._take_turn()
+            if pause > 0 and not self._stopping:
+                self._wake.wait(pause)
+            self._wake.clear()
+
+    def _take_turn(self) -> float:
+        try:
+            pause = self._turn()
+        except Exception as error:  # noqa: BLE001  a loop must outlive a store that is away
+            self._failures += 1
+            if not self._stopping:
+                known = isinstance(error, StoreUnavailable)
+                fields = {"loop": self._name, "failures": self._failures, "error": str(error)}
+                logger.warning("loop_failed", exc_info=None if known else error, extra=fields)
+            return min(0.1 * 2**self._failures, LONGEST_PAUSE)
+        self._failures = 0
+        return pause
+
+
+class Signal:
+    """Lets threads wait until something holds, looking again whenever another thread says that it may."""
+
+    def __init__(self) -> None:
+        """Begin with nothing said."""
+        self._condition = threading.Condition()
+        self._count = 0
+
+    def notify(self) -> None:
+        """Have everybody who waits look again."""
+        with self._condition:
+            self._count += 1
+            self._condition.notify_all()
+
+    def wait_for(self, ready: Callable[[], bool], timeout: float | None) -> bool:
+        """Return True once `ready()` holds, False after `timeout` seconds."""
+        deadline = float("inf") if timeout is None else time.monotonic() + timeout
+        while True:
+            count = self._count
+            if ready():
+                return True
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            with self._condition:
+                self._condition.wait_for(lambda count=count: self._count != count, min(left, LOOK_EVERY))

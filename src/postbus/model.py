@@ -1,0 +1,346 @@
+"""What the bus speaks of: events, deliveries, leases, outcomes. Frozen values, no I/O."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import IntEnum, StrEnum
+from typing import Any, Generic, TypeVar
+
+from postbus.retry import RetryPolicy
+
+__all__ = [
+    "Action",
+    "AttemptError",
+    "Dead",
+    "DeadLetter",
+    "Delivery",
+    "DeliveryState",
+    "Done",
+    "DoneWithErrors",
+    "Event",
+    "HandlerRecord",
+    "Json",
+    "Lease",
+    "LogEntry",
+    "Mode",
+    "NewEvent",
+    "Outcome",
+    "Page",
+    "Retry",
+    "State",
+    "Stats",
+    "Status",
+    "Subscription",
+    "SubscriptionStats",
+]
+
+Json = Any
+"""JSON as Python sees it: dict, list, str, int, float, bool, None."""
+
+T = TypeVar("T")
+
+
+class Status(StrEnum):
+    """How an event stands in a subscription, as shown to the outside."""
+
+    PENDING = "PENDING"
+    PROCESSING = "PROCESSING"
+    COMPLETED = "COMPLETED"
+    COMPLETED_WITH_ERRORS = "COMPLETED_WITH_ERRORS"
+    FAILED = "FAILED"
+
+
+class State(IntEnum):
+    """How a delivery is stored. Finished ones are not: they leave the table."""
+
+    PENDING = 0
+    LEASED = 1
+    DEAD = 2
+    PARKED = 3
+
+    @property
+    def status(self) -> Status:
+        """The status shown for a delivery in this state."""
+        return (Status.PENDING, Status.PROCESSING, Status.FAILED, Status.PENDING)[self]
+
+
+class Action(StrEnum):
+    """What an audit row tells of."""
+
+    PICKED = "PICKED"
+    STARTED = "STARTED"
+    COMPLETED = "COMPLETED"
+    COMPLETED_WITH_ERRORS = "COMPLETED_WITH_ERRORS"
+    FAILED = "FAILED"
+    EXPIRED = "EXPIRED"
+    RELEASED = "RELEASED"
+    RESET = "RESET"
+    RETRIED = "RETRIED"
+    DISCARDED = "DISCARDED"
+    PURGED = "PURGED"
+    PARKED = "PARKED"
+
+
+class Mode(StrEnum):
+    """How a subscription reads the log: competing workers, one ordered follower, or a Spark stream."""
+
+    QUEUE = "queue"
+    ORDERED = "ordered"
+    SPARK = "spark"
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptError:
+    """Why one attempt failed."""
+
+    type: str
+    message: str
+    attempt: int = 0
+    worker_id: str | None = None
+    at: datetime | None = None
+    traceback: str | None = None
+    handler: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewEvent:
+    """An event to publish. `delay` is in seconds (or a timedelta); `at` is a moment; give one of them or none."""
+
+    type: str
+    payload: Json = None
+    tags: Sequence[str] = ()
+    key: str | None = None
+    title: str | None = None
+    description: str | None = None
+    metadata: Mapping[str, str] | None = None
+    uid: str | None = None
+    delay: float | timedelta | None = None
+    at: datetime | None = None
+    priority: int = 0
+    max_retries: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LogEntry:
+    """One row of the audit log. `status` is how the delivery stood after it."""
+
+    id: int
+    event_id: int
+    subscription: str
+    action: Action
+    created_at: datetime
+    status: Status | None = None
+    attempt: int | None = None
+    epoch: int | None = None
+    worker_id: str | None = None
+    status_code: int | None = None
+    error_type: str | None = None
+    error_message: str | None = None
+    execution_time_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryState:
+    """How an event stands in one subscription."""
+
+    subscription: str
+    status: Status
+    attempt: int
+    retry_count: int
+    next_retry_at: datetime | None
+    updated_at: datetime
+    worker_id: str | None
+    lease_until: datetime | None
+    lease_expired: bool
+    errors: tuple[AttemptError, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An immutable fact in the log, with how it stands in one subscription.
+
+    `id` is its place in the one sequence; `uid` the producer's key for it. `status` and what follows tell of the
+    subscription asked about (`default` unless said); `status` is None where that subscription never wanted it.
+    `deliveries` and `logs` are filled by `get`.
+    """
+
+    id: int
+    uid: str
+    type: str
+    payload: Json
+    tags: tuple[str, ...]
+    key: str | None
+    title: str | None
+    description: str | None
+    metadata: Mapping[str, str]
+    created_at: datetime
+    priority: int = 0
+    max_retries: int | None = None
+    status: Status | None = Status.PENDING
+    retry_count: int = 0
+    next_retry_at: datetime | None = None
+    updated_at: datetime | None = None
+    errors: tuple[AttemptError, ...] = ()
+    deliveries: tuple[DeliveryState, ...] = ()
+    logs: tuple[LogEntry, ...] = ()
+
+    @property
+    def last_error(self) -> str | None:
+        """The message of the latest failed attempt."""
+        return self.errors[-1].message if self.errors else None
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right to work on one delivery: valid while nobody drew a newer epoch for it."""
+
+    event_id: int
+    subscription: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One event on its way to one subscription, leased to a worker."""
+
+    event: Event
+    lease: Lease
+    attempt: int
+    max_retries: int
+    worker_id: str
+    lease_until: datetime
+    suspect: bool = False
+    """Its last attempt ended by expiry: it may have killed its worker, so it is to be run alone."""
+
+    @property
+    def subscription(self) -> str:
+        """The subscription it is on its way to."""
+        return self.lease.subscription
+
+    @property
+    def epoch(self) -> int:
+        """The fencing number of this claim."""
+        return self.lease.epoch
+
+    @property
+    def id(self) -> int:
+        """The event's id."""
+        return self.lease.event_id
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """It worked."""
+
+
+@dataclass(frozen=True, slots=True)
+class DoneWithErrors:
+    """It is finished, and these errors were met and recorded on the way."""
+
+    errors: tuple[AttemptError, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """It failed, and is due again `after` this long."""
+
+    after: timedelta
+    error: AttemptError
+
+
+@dataclass(frozen=True, slots=True)
+class Dead:
+    """It failed for good: a dead letter."""
+
+    error: AttemptError
+
+
+Outcome = Done | DoneWithErrors | Retry | Dead
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A delivery that used up its attempts, or was discarded by its handler, with the error of each attempt."""
+
+    event: Event
+    subscription: str
+    attempts: int
+    errors: tuple[AttemptError, ...]
+    died_at: datetime
+    last_retry_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Page(Generic[T]):
+    """A part of a list. `total` is exact up to 10,000; past that it stays there and `total_capped` is True."""
+
+    items: tuple[T, ...]
+    total: int
+    limit: int
+    offset: int
+    total_capped: bool = False
+    next: int | None = None
+    """Hand this to `after=` for the following page; None: there is none."""
+
+    def __iter__(self) -> Iterator[T]:
+        """Go through the items of this page."""
+        return iter(self.items)
+
+    def __len__(self) -> int:
+        """Count the items of this page."""
+        return len(self.items)
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """A named consumer group over the log. `lease` and `retry` are None where the bus's own hold."""
+
+    name: str
+    mode: Mode
+    patterns: tuple[str, ...]
+    tags: tuple[str, ...]
+    paused: bool
+    lease: timedelta | None
+    retry: RetryPolicy | None
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerRecord:
+    """A handler some process has registered, as stored for `doctor` and people."""
+
+    id: str
+    name: str
+    subscription: str
+    pattern: str
+    tags: tuple[str, ...]
+    worker_id: str
+    owner: str
+    seen_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionStats:
+    """One queue subscription in figures. `oldest_age` is how long the oldest due delivery has waited."""
+
+    name: str
+    pending: int
+    scheduled: int
+    processing: int
+    dead: int
+    completed: int
+    completed_with_errors: int
+    oldest_age: timedelta | None
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """The bus in figures. `rates` counts what happened in the last minute by audit action, `published` included."""
+
+    events: int
+    head: int
+    subscriptions: tuple[SubscriptionStats, ...]
+    rates: Mapping[str, float]
+    store_bytes: int
+    unhandled: Mapping[str, int]
+    """Pending deliveries that no registered handler's pattern covers, counted by `subscription/type`."""

@@ -1,0 +1,268 @@
+"""The one validator for every edge: what may be published, and how it is kept.
+
+JSON only, and only what comes back exactly as it went in. Refused, the same everywhere: NaN and infinities, NUL,
+lone surrogates, keys that are not strings, more than 64 levels, more than 1 MiB, and whatever Python's json would
+change without a word (tuples, subclasses of str or int, sets, dates, duplicate keys).
+
+Payloads are kept as text. Integers beyond 64 bits are legal JSON that orjson would read back as floats; a text that
+holds one starts with a space, which tells `decode` to read it with the standard library instead.
+"""
+
+import json
+import math
+import uuid
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, NamedTuple, NoReturn, cast
+
+import orjson
+import uuid_utils
+
+from postbus.errors import InvalidEventError, InvalidPayloadError
+from postbus.model import Json, NewEvent
+
+__all__ = ["MAX_DEPTH", "MAX_PAYLOAD", "Draft", "decode", "draft", "encode", "parse"]
+
+MAX_DEPTH: Final = 64
+MAX_PAYLOAD: Final = 1_048_576
+MAX_TYPE: Final = 255
+MAX_TAGS: Final = 32
+MAX_TAG: Final = 128
+MAX_TEXT: Final = 65_536
+MAX_PRIORITY: Final = 10
+MAX_DIGITS: Final = 4_300
+_WIDE: Final = 1 << 63
+
+
+class Draft(NamedTuple):
+    """A validated event, ready to be stored. `supplied` tells whether the producer chose the uid."""
+
+    uid: str
+    supplied: bool
+    type: str
+    tags: tuple[str, ...]
+    key: str | None
+    title: str | None
+    description: str | None
+    payload: str
+    metadata: str
+    delay: timedelta | None
+    at: datetime | None
+    priority: int
+    max_retries: int | None
+
+
+def encode(payload: Json) -> str:
+    """Return the text to store for a payload; raise InvalidPayloadError if it would not come back the same."""
+    wide = _check(payload)
+    try:
+        text = " " + json.dumps(payload, separators=(",", ":")) if wide else orjson.dumps(payload).decode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidPayloadError(f"the payload is not JSON: {error}") from None
+    if len(text) > MAX_PAYLOAD or len(text.encode()) > MAX_PAYLOAD:
+        raise InvalidPayloadError(
+            f"the payload has {len(text.encode()):,} bytes of JSON, the limit is {MAX_PAYLOAD:,}: "
+            "store it elsewhere and publish a reference"
+        )
+    return text
+
+
+def decode(text: str) -> Json:
+    """Return the payload that `encode` made this text from."""
+    return json.loads(text) if text.startswith(" ") else orjson.loads(text)
+
+
+def parse(text: str | bytes) -> Json:
+    """Return the value of JSON text from outside, refusing what Python would change on reading.
+
+    Raises InvalidPayloadError for text that is not JSON, too large or too deep, for duplicate keys and for numbers
+    that overflow; the result still has to pass `encode`.
+    """
+    if len(text) > MAX_PAYLOAD:
+        raise InvalidPayloadError(f"the payload is larger than {MAX_PAYLOAD:,} bytes")
+    try:
+        return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite)
+    except RecursionError:
+        raise InvalidPayloadError(f"the payload is nested more than {MAX_DEPTH} levels deep") from None
+    except InvalidPayloadError:
+        raise
+    except ValueError as error:
+        raise InvalidPayloadError(f"the payload is not JSON: {error}") from None
+
+
+def _unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise InvalidPayloadError("the payload has an object with the same key twice")
+    return result
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise InvalidPayloadError(f"{name} is not JSON")
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        raise InvalidPayloadError("the payload has a number too large for a float")
+    return value
+
+
+def _check(payload: Json) -> bool:
+    """Raise InvalidPayloadError unless every part is plain JSON; return whether an integer is wider than 64 bits."""
+    wide = False
+    level: list[Any] = [payload]
+    for _depth in range(MAX_DEPTH + 1):
+        below: list[Any] = []
+        for value in level:
+            kind = type(value)
+            if kind is str:
+                _check_text(value)
+            elif kind is dict:
+                _check_keys(value)
+                below.extend(value.values())
+            elif kind is list:
+                below.extend(value)
+            elif kind is int:
+                wide = _check_int(value) or wide
+            elif kind is float:
+                if not math.isfinite(value):
+                    raise InvalidPayloadError(f"{value} is not JSON: publish null or a string")
+            elif kind is not bool and value is not None:
+                raise InvalidPayloadError(_why_not(value))
+        if not below:
+            return wide
+        level = below
+    raise InvalidPayloadError(f"the payload is nested more than {MAX_DEPTH} levels deep")
+
+
+def _check_int(value: int) -> bool:
+    if -_WIDE <= value < _WIDE:
+        return False
+    if value.bit_length() > MAX_DIGITS * 3.3219:
+        raise InvalidPayloadError(f"an integer of more than {MAX_DIGITS:,} digits cannot be read back")
+    return True
+
+
+def _check_text(value: str) -> None:
+    if "\0" in value:
+        raise InvalidPayloadError("the payload has a NUL character, which PostgreSQL cannot keep")
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise InvalidPayloadError("the payload has a lone surrogate, which is not Unicode text") from None
+
+
+def _check_keys(value: dict[Any, Any]) -> None:
+    for key in value:
+        if type(key) is not str:
+            raise InvalidPayloadError(f"object keys must be strings, not {type(key).__name__} ({key!r:.40})")
+        _check_text(key)
+
+
+def _why_not(value: object) -> str:
+    name = type(value).__name__
+    if isinstance(value, tuple):
+        return "a tuple would come back as a list: publish a list"
+    if isinstance(value, (str, int, float, dict, list)):
+        return f"{name} is a subclass that would come back as a plain one: convert it first"
+    return f"{name} is not JSON: convert it first (dates as isoformat(), sets as sorted lists)"
+
+
+def draft(new: NewEvent | Mapping[str, Any]) -> Draft:
+    """Validate an event to publish; raise InvalidEventError or InvalidPayloadError, naming what is wrong."""
+    if not isinstance(new, NewEvent):
+        try:
+            new = NewEvent(**new)
+        except TypeError as error:
+            raise InvalidEventError(f"not an event: {str(error).replace('NewEvent.__init__()', 'it')}") from None
+    delay, at = _when(new)
+    return Draft(
+        uid=_uid(new.uid),
+        supplied=new.uid is not None,
+        type=_name(new.type, "type", MAX_TYPE),
+        tags=_tags(new.tags),
+        key=None if new.key is None else _name(new.key, "key", MAX_TYPE),
+        title=None if new.title is None else _text(new.title, "title", MAX_TEXT),
+        description=None if new.description is None else _text(new.description, "description", MAX_TEXT),
+        payload=encode(new.payload),
+        metadata=_metadata(new.metadata),
+        delay=delay,
+        at=at,
+        priority=_whole(new.priority, "priority", -MAX_PRIORITY, MAX_PRIORITY),
+        max_retries=None if new.max_retries is None else _whole(new.max_retries, "max_retries", 0, 1_000_000),
+    )
+
+
+def _uid(given: object) -> str:
+    if given is None:
+        return str(uuid_utils.uuid7())
+    if isinstance(given, uuid.UUID):
+        return str(given)
+    return _name(given, "uid", MAX_TYPE)
+
+
+def _text(value: object, what: str, limit: int) -> str:
+    if not isinstance(value, str):
+        raise InvalidEventError(f"{what} must be a string, not {type(value).__name__}")
+    if len(value) > limit:
+        raise InvalidEventError(f"{what} has {len(value):,} characters, the limit is {limit:,}")
+    try:
+        _check_text(value)
+    except InvalidPayloadError as error:
+        raise InvalidEventError(str(error).replace("the payload", what)) from None
+    return value
+
+
+def _name(value: object, what: str, limit: int) -> str:
+    text = _text(value, what, limit)
+    if not text or not text.isprintable() or text != text.strip():
+        raise InvalidEventError(f"{what} must be non-empty printable text without spaces around it, not {text!r:.60}")
+    return text
+
+
+def _tags(given: object) -> tuple[str, ...]:
+    if isinstance(given, str) or not isinstance(given, Sequence | set | frozenset):
+        raise InvalidEventError("tags must be a list of strings")
+    if not given:
+        return ()
+    tags = tuple(dict.fromkeys(_name(tag, "a tag", MAX_TAG) for tag in cast("Sequence[object]", given)))
+    if len(tags) > MAX_TAGS:
+        raise InvalidEventError(f"{len(tags)} tags are too many, the limit is {MAX_TAGS}")
+    if comma := next((tag for tag in tags if "," in tag), None):
+        raise InvalidEventError(f"a tag cannot contain a comma: {comma!r:.60}")
+    return tags
+
+
+def _metadata(given: Mapping[str, str] | None) -> str:
+    if not given:
+        return "{}"
+    for key, value in given.items():
+        _name(key, "a metadata key", MAX_TYPE)
+        _text(value, f"metadata[{key!r}]", MAX_TEXT)
+    return orjson.dumps(dict(given)).decode()
+
+
+def _whole(value: object, what: str, low: int, high: int) -> int:
+    if type(value) is not int or not low <= value <= high:
+        raise InvalidEventError(f"{what} must be a whole number from {low:,} to {high:,}, not {value!r:.40}")
+    return value
+
+
+def _when(new: NewEvent) -> tuple[timedelta | None, datetime | None]:
+    if new.at is not None:
+        if new.delay is not None:
+            raise InvalidEventError("give delay or at, not both")
+        if new.at.tzinfo is None:
+            raise InvalidEventError("at must be an aware datetime: which time zone is meant?")
+        return None, new.at.astimezone(UTC)
+    if new.delay is None:
+        return None, None
+    try:
+        delay = new.delay if isinstance(new.delay, timedelta) else timedelta(seconds=new.delay)
+    except (TypeError, ValueError, OverflowError):
+        raise InvalidEventError(f"delay must be seconds or a timedelta, not {new.delay!r:.40}") from None
+    if not timedelta(0) <= delay <= timedelta(days=36_500):
+        raise InvalidEventError("delay must lie between nothing and a hundred years")
+    return delay, None

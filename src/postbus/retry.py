@@ -1,0 +1,84 @@
+"""How long to wait before the next attempt, and when to give up."""
+
+import random
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from datetime import timedelta
+from typing import Self
+
+from postbus.errors import InvalidRequest
+
+__all__ = ["RetryPolicy"]
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """`max_retries` retries after the first attempt, each waiting longer than the one before.
+
+    Attempt 1 is immediate; attempt N waits `min(base_delay * multiplier ** (N - 2), max_delay)` seconds.
+    With `jitter` of 0.2 that wait is stretched or shrunk by up to a fifth, so that events which failed
+    together do not come back together. Delays are seconds.
+    """
+
+    max_retries: int = 3
+    base_delay: float = 1.0
+    max_delay: float = 30.0
+    multiplier: float = 2.0
+    jitter: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse a policy that could never be carried out."""
+        if self.max_retries < 0:
+            raise InvalidRequest("max_retries must be 0 or more")
+        if not 0 <= self.base_delay <= self.max_delay:
+            raise InvalidRequest("delays must satisfy 0 <= base_delay <= max_delay")
+        if self.multiplier < 1:
+            raise InvalidRequest("multiplier must be 1 or more")
+        if not 0 <= self.jitter <= 1:
+            raise InvalidRequest("jitter must lie between 0 and 1")
+
+    @property
+    def attempts(self) -> int:
+        """The attempts an event gets in all."""
+        return self.max_retries + 1
+
+    def delay(self, attempt: int, chance: random.Random | None = None) -> timedelta:
+        """Return the wait before attempt number `attempt` (the first is 1); without `chance`, no jitter."""
+        if attempt <= 1:
+            return timedelta(0)
+        seconds = self._backoff(attempt - 2)
+        if chance is not None and self.jitter:
+            seconds *= 1 + chance.uniform(-self.jitter, self.jitter)
+        return timedelta(seconds=seconds)
+
+    def _backoff(self, exponent: int) -> float:
+        try:
+            return min(self.base_delay * self.multiplier**exponent, self.max_delay)
+        except OverflowError:
+            return self.max_delay
+
+    def merged(self, override: "RetryPolicy | Mapping[str, float] | None") -> "RetryPolicy":
+        """Return this policy with the named fields of `override` laid over it; a whole policy replaces it."""
+        match override:
+            case None:
+                return self
+            case RetryPolicy():
+                return override
+            case _:
+                return replace(self, **_known(override))
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, float]) -> Self:
+        """Rebuild a policy from `to_dict`."""
+        return cls(**_known(stored))
+
+    def to_dict(self) -> dict[str, float]:
+        """Return the fields as plain JSON."""
+        return asdict(self)
+
+
+def _known(values: Mapping[str, float]) -> dict[str, float]:
+    unknown = set(values) - {field.name for field in fields(RetryPolicy)}
+    if unknown:
+        raise InvalidRequest(f"a retry policy has no {', '.join(sorted(unknown))}")
+    return dict(values)

@@ -1,0 +1,166 @@
+"""Group commit: operations that arrive together share one transaction, and so one fsync.
+
+There is no commit thread to hand work to. Whoever arrives first leads: it runs its own operation and all that wait
+beside it in one transaction, wakes their owners with the results, and hands the lead to the first one that came
+meanwhile. A lone caller therefore pays for nothing but its own commit.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Generic, Protocol, TypeVar
+
+from postbus.errors import InvalidRequest, StoreUnavailable
+from postbus.observe import probe
+
+__all__ = ["Committer", "Connection"]
+
+R = TypeVar("R")
+C = TypeVar("C", bound="Connection")
+MAX_GROUP = 500
+
+
+class Connection(Protocol):
+    """What the committer needs of a database connection; `begin` may wait for the write lock."""
+
+    def begin(self) -> None:
+        """Open a write transaction."""
+        ...
+
+    def commit(self) -> None:
+        """Make it durable."""
+        ...
+
+    def rollback(self) -> None:
+        """Undo it; never raises."""
+        ...
+
+
+class _Slot:
+    """One caller's operation on its way through a group; without one, the caller wants the lead to itself."""
+
+    __slots__ = ("error", "finished", "operation", "result", "turn")
+
+    def __init__(self, operation: Callable[[Any], Any] | None) -> None:
+        self.operation = operation
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.finished = False
+        self.turn: threading.Lock | None = None
+
+
+class Committer(Generic[C]):
+    """Runs operations on one connection, grouped into transactions."""
+
+    def __init__(self, connection: C) -> None:
+        """Take charge of a connection that nobody else uses."""
+        self._connection = connection
+        self._guard = threading.Lock()
+        self._waiting: deque[_Slot] = deque()
+        self._led = False
+        self._holder: int | None = None
+
+    def run(self, operation: Callable[[C], R]) -> R:
+        """Run `operation` inside a transaction and return its result once that is durable.
+
+        It may run beside others, and twice: if a group fails it is undone, and each operation is run again alone,
+        so that one that fails cannot fail its neighbours. It must not change anything but the database.
+        """
+        if self._holder == threading.get_ident():
+            raise InvalidRequest("inside a transaction of your own, pass it on: publish(..., connection=tx)")
+        slot = _Slot(operation)
+        if self._lead_or_wait(slot):
+            self._lead(slot)
+        if slot.error is not None:
+            raise slot.error
+        return slot.result
+
+    @contextmanager
+    def exclusive(self) -> Iterator[C]:
+        """Hold the connection in a transaction of the caller's own: commit at the end, roll back if it raises."""
+        self._lead_or_wait(_Slot(None))
+        self._holder = threading.get_ident()
+        try:
+            self._connection.begin()
+            yield self._connection
+            self._connection.commit()
+        except BaseException:
+            self._connection.rollback()
+            raise
+        finally:
+            self._holder = None
+            self._hand_over()
+
+    def _lead_or_wait(self, slot: _Slot) -> bool:
+        """Return True when this caller must lead now, False when its operation has been run by another."""
+        with self._guard:
+            if not self._led:
+                self._led = True
+                return True
+            slot.turn = threading.Lock()
+            slot.turn.acquire()
+            self._waiting.append(slot)
+        slot.turn.acquire()
+        return not slot.finished
+
+    def _lead(self, slot: _Slot) -> None:
+        group = [slot]
+        try:
+            self._gather(group)
+            self._run_group(group)
+        finally:
+            self._hand_over()
+            for other in group[1:]:
+                other.finished = True
+                if other.turn is not None:
+                    other.turn.release()
+
+    def _gather(self, group: list[_Slot]) -> None:
+        with self._guard:
+            while self._waiting and self._waiting[0].operation is not None and len(group) < MAX_GROUP:
+                group.append(self._waiting.popleft())
+
+    def _hand_over(self) -> None:
+        with self._guard:
+            if self._waiting:
+                heir = self._waiting.popleft()
+                if heir.turn is not None:
+                    heir.turn.release()
+            else:
+                self._led = False
+
+    def _run_group(self, group: list[_Slot]) -> None:
+        if len(group) == 1 or not self._run_together(group):
+            for slot in group:
+                self._run_alone(slot)
+
+    def _run_together(self, group: list[_Slot]) -> bool:
+        connection = self._connection
+        try:
+            connection.begin()
+            results = [slot.operation(connection) for slot in group if slot.operation is not None]
+            probe("committing")
+            connection.commit()
+        except Exception:  # noqa: BLE001  each operation is run again alone, and reports its own error
+            connection.rollback()
+            return False
+        except BaseException:
+            connection.rollback()
+            for slot in group:
+                slot.error = StoreUnavailable("interrupted while committing: the outcome is unknown")
+            raise
+        for slot, result in zip(group, results, strict=True):
+            slot.result = result
+        return True
+
+    def _run_alone(self, slot: _Slot) -> None:
+        connection = self._connection
+        try:
+            connection.begin()
+            slot.result = slot.operation(connection) if slot.operation is not None else None
+            probe("committing")
+            connection.commit()
+        except BaseException as error:  # noqa: BLE001  raised in the thread that owns the operation
+            connection.rollback()
+            slot.error = error

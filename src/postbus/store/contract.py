@@ -1,0 +1,349 @@
+"""What a store promises. Both stores pass one suite (`tests/contract`), which holds them to these words.
+
+Rules for every method:
+
+- A write is durable when the method returns, and all of it or none of it happened.
+- Whatever decides by time uses the store's one clock (`now`).
+- Every change of a delivery writes its audit row in the same transaction (I13).
+- StoreUnavailable means that nothing happened and a retry is safe; UnsafeStore that the store must not be trusted.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any, Protocol
+
+from postbus.breaker import BreakerState
+from postbus.model import (
+    DeadLetter,
+    Delivery,
+    Event,
+    HandlerRecord,
+    Lease,
+    LogEntry,
+    Mode,
+    Outcome,
+    Page,
+    Stats,
+    Status,
+    Subscription,
+)
+from postbus.pattern import Interest
+from postbus.payload import Draft
+from postbus.retry import RetryPolicy
+
+__all__ = [
+    "Claim",
+    "Claimed",
+    "DeadFilter",
+    "Finding",
+    "Settled",
+    "Settlement",
+    "Store",
+    "Transaction",
+    "Watch",
+    "Work",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Who asks for deliveries, for which of them, and on which terms."""
+
+    subscription: str
+    worker_id: str
+    owner: str
+    """The claiming process's nonce: unlike `worker_id`, never used twice."""
+    interests: tuple[Interest, ...] = (Interest(),)
+    blocked: tuple[Interest, ...] = ()
+    """What must not be claimed although an interest covers it (breakers that are open)."""
+    limit: int = 1
+    lease: timedelta = timedelta(seconds=60)
+    """Holds unless the subscription has a lease of its own."""
+    policy: RetryPolicy = RetryPolicy()
+    """How many attempts an expired delivery has, unless its event or subscription says otherwise."""
+    alone: bool = True
+    """The claimer holds nothing else, so that it may take a suspect (one, and nothing beside it)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """What a claim got. `next_due` is when something more falls due, as far as that is cheap to know."""
+
+    deliveries: tuple[Delivery, ...] = ()
+    next_due: datetime | None = None
+    suspects: bool = False
+    """A suspect is waiting for somebody who holds nothing else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """How the delivery of a lease ended, as told by its worker."""
+
+    lease: Lease
+    outcome: Outcome
+    worker_id: str
+    status_code: int | None = None
+    execution_time_ms: float | None = None
+
+
+class Settled(StrEnum):
+    """What became of a settlement."""
+
+    APPLIED = "applied"
+    REPEATED = "repeated"
+    """This very epoch had recorded the same outcome before; nothing changed."""
+    LOST = "lost"
+    """The epoch has passed, or has recorded another outcome; nothing changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What is left to do for some interests: `due` now, `leased`, or waiting for a `retry`."""
+
+    due: bool
+    leased: bool
+    retrying: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DeadFilter:
+    """Which dead letters are meant; None means any. `before` bounds `by`, and includes the moment itself."""
+
+    event_id: int | None = None
+    subscription: str | None = None
+    type: str | None = None
+    before: datetime | None = None
+    by: str = "created_at"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something `doctor` has to say: what is wrong and the command or step that mends it. `ok` if nothing is."""
+
+    check: str
+    ok: bool
+    message: str
+    remedy: str | None = None
+
+
+class Transaction(Protocol):
+    """The caller's own transaction on the bus's store: publish in it, and write your own tables with it."""
+
+    def execute(self, sql: str, parameters: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
+        """Run one statement of your own and return its rows."""
+        ...
+
+    def publish(self, drafts: Sequence[Draft]) -> list[Event]:
+        """Store events that exist only once, and only if, this transaction commits."""
+        ...
+
+
+class Watch(Protocol):
+    """Tells that something may have changed, in this process or another: a hint to look, never a promise."""
+
+    def wait(self, timeout: float) -> bool:
+        """Return True when something may have changed since the last call, False after `timeout` seconds."""
+        ...
+
+    def wake(self) -> None:
+        """Make the present or the next `wait` return at once."""
+        ...
+
+    def close(self) -> None:
+        """Give back what the watch holds; a `wait` in another thread returns."""
+        ...
+
+
+class Store(Protocol):
+    """Where the bus lives."""
+
+    @property
+    def url(self) -> str:
+        """The store's address, fit to be shown: without any secret."""
+        ...
+
+    def now(self) -> datetime:
+        """Return the time that this store decides by."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back; a second call does nothing."""
+        ...
+
+    def publish(self, drafts: Sequence[Draft]) -> list[Event]:
+        """Append events and make one pending delivery for each queue subscription that wants them.
+
+        All or nothing, in the order given; ids rise in that order. A draft whose supplied uid is known already
+        stores nothing and returns the first event; with another body it raises InvalidEventError (I2, I3).
+        """
+        ...
+
+    def transaction(self) -> AbstractContextManager[Transaction]:
+        """Open a transaction of the caller's: committed when the block ends, rolled back when it raises."""
+        ...
+
+    def claim(self, claim: Claim) -> Claimed:
+        """Lease due deliveries to a worker, highest priority first, then due time, then id.
+
+        Each gets a new epoch and one more attempt, and belongs to nobody else until its lease ends (I7). Expired
+        leases met on the way are ended first: back to pending as suspects, or dead if that was the last attempt
+        (I12). A paused subscription yields nothing. Never blocks for want of events.
+        """
+        ...
+
+    def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
+        """Record how leased deliveries ended; one answer for each, in order.
+
+        The epoch is the fence: one that has passed changes nothing (I8). A lease that ran out but was taken by
+        nobody is still good. A settlement that loses does not stop its neighbours.
+        """
+        ...
+
+    def extend(self, leases: Sequence[Lease], lease: timedelta) -> set[Lease]:
+        """Let leases run `lease` from now (or as long as their subscription says); return the ones that are lost."""
+        ...
+
+    def release(self, leases: Sequence[Lease], worker_id: str) -> int:
+        """Hand deliveries back, due at once and with the attempt given back; return how many were still held."""
+        ...
+
+    def started(self, lease: Lease, worker_id: str) -> None:
+        """Record that work on a delivery has begun; raise LeaseLost if its epoch has passed."""
+        ...
+
+    def reset(self, event_id: int, subscription: str, reason: str, actor: str) -> None:
+        """Make a leased or scheduled delivery due now; a leased one draws a new epoch and keeps its attempts.
+
+        Raises NotFound if there is no such event, Conflict if the delivery is dead or finished.
+        """
+        ...
+
+    def expire(self, owners: Iterable[str] | None, policy: RetryPolicy, limit: int = 10_000) -> int:
+        """End leases that have run out, or, with `owners`, those of processes known to be dead; return how many."""
+        ...
+
+    def owners(self) -> set[str]:
+        """Return the nonces of the processes that hold leases."""
+        ...
+
+    def mark_alive(self, owner: str) -> AbstractContextManager[None]:
+        """Let other processes on this host know at once when this one dies."""
+        ...
+
+    def is_dead(self, owner: str) -> bool:
+        """Return whether a process is known to have died; False when that cannot be told from here."""
+        ...
+
+    def work(self, subscription: str, interests: tuple[Interest, ...]) -> Work:
+        """Tell what these interests have left to do. Events delayed by their publisher do not count until due."""
+        ...
+
+    def settled(self, event_id: int, subscriptions: Iterable[str]) -> bool:
+        """Return whether an event is finished or dead in all of these subscriptions."""
+        ...
+
+    def get(self, event_id: int, subscription: str) -> Event:
+        """Return an event and how it stands in each subscription; raise NotFound."""
+        ...
+
+    def logs(self, event_id: int) -> tuple[LogEntry, ...]:
+        """Return an event's audit rows, oldest first."""
+        ...
+
+    def list(
+        self,
+        *,
+        subscription: str,
+        status: Status | None,
+        type: str | None,  # noqa: A002  the public word for it
+        tags: Sequence[str],
+        limit: int,
+        offset: int,
+        after: int | None,
+    ) -> Page[Event]:
+        """Return events newest first; `after` is the last id already seen. Without `status`: the whole log."""
+        ...
+
+    def dead_letters(self, which: DeadFilter, *, limit: int, offset: int, after: int | None) -> Page[DeadLetter]:
+        """Return dead letters, the newest event first."""
+        ...
+
+    def retry_dead(self, which: DeadFilter, actor: str, progress: Callable[[int], None] | None = None) -> int:
+        """Make dead letters pending again with all their attempts before them; return how many."""
+        ...
+
+    def purge_dead(self, which: DeadFilter, actor: str, progress: Callable[[int], None] | None = None) -> int:
+        """Remove dead letters for good; the event and its audit rows stay. Return how many."""
+        ...
+
+    def subscriptions(self) -> tuple[Subscription, ...]:
+        """Return all subscriptions by name."""
+        ...
+
+    def create_subscription(  # noqa: PLR0913  a subscription's parts
+        self,
+        name: str,
+        patterns: Sequence[str],
+        tags: Sequence[str],
+        *,
+        mode: Mode,
+        lease: timedelta | None,
+        retry: RetryPolicy | None,
+        start: str | int,
+    ) -> Subscription:
+        """Make a subscription that gets every event after `start` (now, beginning, or an id), none twice.
+
+        Publishers are shut out meanwhile, so nothing is missed or doubled. Raises Conflict if the name is taken.
+        """
+        ...
+
+    def widen_subscription(self, name: str, pattern: str) -> bool:
+        """Let a subscription want this pattern too, from now on; return whether that was news."""
+        ...
+
+    def pause_subscription(self, name: str, paused: bool) -> None:  # noqa: FBT001  the state itself
+        """Stop or let go on what is claimed from a subscription; raise NotFound."""
+        ...
+
+    def delete_subscription(self, name: str, actor: str) -> int:
+        """Remove a subscription and its unfinished deliveries, each recorded as DISCARDED; return how many."""
+        ...
+
+    def register_handlers(self, handlers: Sequence[HandlerRecord]) -> None:
+        """Store, or see again, what a process handles."""
+        ...
+
+    def forget_handlers(self, owner: str, ids: Sequence[str] | None = None) -> None:
+        """Remove a process's handlers, or the named ones of them."""
+        ...
+
+    def handlers(self) -> tuple[HandlerRecord, ...]:
+        """Return what all processes have registered."""
+        ...
+
+    def breaker(self, name: str) -> BreakerState:
+        """Return how a breaker stands; one never heard of is closed."""
+        ...
+
+    def change_breaker(self, name: str, change: Callable[[BreakerState], BreakerState | None]) -> BreakerState:
+        """Move a breaker from its present state to the one `change` returns (None: leave it), atomically."""
+        ...
+
+    def tidy(self) -> int:
+        """Do one bounded piece of housekeeping (old uids, unused routes, free pages); return what was removed."""
+        ...
+
+    def watch(self) -> Watch:
+        """Return a new watch on this store."""
+        ...
+
+    def stats(self) -> Stats:
+        """Return the bus in figures."""
+        ...
+
+    def inspect(self, *, deep: bool) -> tuple[Finding, ...]:
+        """Return what `doctor` can say of the store itself; `deep` reads every page of it."""
+        ...

@@ -1,0 +1,142 @@
+"""Appending to the log: events, their deliveries and their uids, inside one transaction."""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from postbus.clock import from_micros, to_micros
+from postbus.errors import InvalidEventError
+from postbus.model import Event
+from postbus.payload import Draft, decode
+from postbus.store.sqlite.catalog import Catalog
+from postbus.store.sqlite.connection import Database, Row
+from postbus.store.sqlite.reading import Reading
+from postbus.store.sqlite.records import event_from_draft, split_tags
+
+__all__ = ["Appending", "CallersTransaction"]
+
+CHUNK: Final = 1_000
+_MICRO: Final = 1_000_000
+Known = dict[str, tuple[Event, bytes]]
+
+
+class Appending:
+    """Adds to the log on one transaction's connection, at one moment."""
+
+    def __init__(self, db: Database, catalog: Catalog, now: datetime) -> None:
+        """Work on `db`, which is inside a write transaction."""
+        self._db = db
+        self._catalog = catalog
+        self._moment = now
+        self._now = to_micros(now)
+
+    def append(self, drafts: Sequence[Draft]) -> list[Event]:
+        """Store events and make their deliveries; a uid known already stores nothing and returns the first event."""
+        known = self._known(drafts)
+        identity = self._db.value("last_event")
+        events: list[Event] = []
+        rows: list[Row] = []
+        deliveries: list[Row] = []
+        for draft in drafts:
+            if draft.supplied and draft.uid in known:
+                events.append(_same(known[draft.uid], draft))
+                continue
+            identity += 1
+            due = self._due(draft)
+            rows.append(_event_row(draft, identity, self._now))
+            deliveries += self._deliveries(draft, identity, due)
+            events.append(self._event(draft, identity, due))
+            if draft.supplied:
+                known[draft.uid] = self._remember(draft, events[-1])
+        self._db.many("add_event", rows)
+        self._db.many("add_delivery", deliveries)
+        return events
+
+    def _deliveries(self, draft: Draft, identity: int, due: int) -> Iterator[Row]:
+        now, retries = self._now, draft.max_retries
+        for name, route in self._catalog.fanout(self._db, draft.type, draft.tags, draft.priority):
+            yield (identity, name, route, due, due, now, now, retries)
+
+    def _event(self, draft: Draft, identity: int, due: int) -> Event:
+        later = from_micros(due) if due > self._now else None
+        return event_from_draft(draft, identity, self._moment, decode(draft.payload), later)
+
+    def _due(self, draft: Draft) -> int:
+        if draft.at is not None:
+            return max(self._now, to_micros(draft.at))
+        return self._now if draft.delay is None else self._now + round(draft.delay.total_seconds() * _MICRO)
+
+    def _known(self, drafts: Sequence[Draft]) -> Known:
+        """Return the events that the supplied uids already stand for."""
+        reading = Reading(self._db, self._catalog, self._now)
+        return {
+            draft.uid: (reading.event(event_id, "default"), digest)
+            for draft in drafts
+            if draft.supplied
+            for event_id, digest in self._db.run("find_uid", (draft.uid,))
+        }
+
+    def _remember(self, draft: Draft, event: Event) -> tuple[Event, bytes]:
+        digest = _digest(draft)
+        self._db.run("add_uid", (draft.uid, event.id, digest, self._now))
+        return event, digest
+
+    def backfill(self, name: str, after: int) -> None:
+        """Make a new subscription's deliveries for the events it wants that are in the log already."""
+        while rows := self._db.run("events_after", (after, CHUNK)):
+            deliveries: list[Row] = []
+            for event_id, kind, joined, priority, created_at, max_retries in rows:
+                tags = split_tags(joined)
+                if self._catalog.wants(name, kind, tags):
+                    route = self._catalog.file_under(self._db, name, priority, kind, tags)
+                    deliveries.append((event_id, name, route, self._now, self._now, created_at, self._now, max_retries))
+            self._db.many("add_delivery", deliveries)
+            after = rows[-1][0]
+
+
+class CallersTransaction:
+    """A `Transaction` on the bus's own write connection."""
+
+    def __init__(self, db: Database, appending: Appending) -> None:
+        """Serve one caller inside one open transaction."""
+        self._db = db
+        self._appending = appending
+
+    def execute(self, sql: str, parameters: Sequence[Any] | Mapping[str, Any] = ()) -> list[Row]:
+        """Run one statement of the caller's own and return its rows."""
+        return self._db.execute(sql, parameters)
+
+    def publish(self, drafts: Sequence[Draft]) -> list[Event]:
+        """Store events that exist only if this transaction commits."""
+        return self._appending.append(drafts)
+
+
+def _event_row(draft: Draft, identity: int, now: int) -> Row:
+    return (
+        identity,
+        draft.uid,
+        draft.type,
+        ",".join(draft.tags),
+        draft.key,
+        draft.title,
+        draft.description,
+        draft.payload,
+        draft.metadata,
+        now,
+        draft.priority,
+        draft.max_retries,
+    )
+
+
+def _digest(draft: Draft) -> bytes:
+    """Return a fingerprint of what makes two publishes the same event; metadata may differ between tries."""
+    body = (draft.type, draft.payload, ",".join(draft.tags), draft.key, draft.title, draft.description)
+    return hashlib.blake2b(repr(body).encode(), digest_size=16).digest()
+
+
+def _same(known: tuple[Event, bytes], draft: Draft) -> Event:
+    event, digest = known
+    if digest != _digest(draft):
+        raise InvalidEventError(f"uid {draft.uid!r} already stands for event {event.id}, which has another body")
+    return event

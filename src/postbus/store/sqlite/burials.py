@@ -1,0 +1,66 @@
+"""What becomes of dead letters and of whole subscriptions: revived, purged, discarded; inside a transaction."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from postbus.store.sqlite.catalog import Catalog
+from postbus.store.sqlite.connection import Database, Row
+
+__all__ = ["Burials"]
+
+CHUNK: Final = 1_000
+_NOTHING: Final = (None, None, None, None)
+
+
+class Burials:
+    """Changes dead letters on one transaction's connection, at one moment, in somebody's name."""
+
+    def __init__(self, db: Database, catalog: Catalog, now: int, actor: str) -> None:
+        """Work on `db`, which is inside a write transaction; `actor` goes into the audit rows."""
+        self._db = db
+        self._catalog = catalog
+        self._now = now
+        self._actor = actor
+
+    def revive(self, keys: Sequence[Row]) -> int:
+        """Make dead letters pending again, as if never tried; return how many were still dead."""
+        rows = self._still_dead(keys)
+        now = self._now
+        for row in rows:
+            event_id, name, route, *_ = row
+            route = self._catalog.variant(self._db, route, solo=False)
+            epoch = self._db.value("draw_epochs", (1,))
+            self._db.run("revive", (route, now, now, now, epoch, now, event_id, name))
+        self._log(rows, "RETRIED", "PENDING")
+        return len(rows)
+
+    def purge(self, keys: Sequence[Row]) -> int:
+        """Remove dead letters; return how many were still dead."""
+        rows = self._still_dead(keys)
+        self._db.many("drop_delivery", [row[:2] for row in rows])
+        self._log(rows, "PURGED", "FAILED")
+        return len(rows)
+
+    def discard_all(self, subscription: str) -> int:
+        """Remove every delivery of a subscription that is going away."""
+        total = 0
+        while rows := self._db.run("some_deliveries", (subscription, CHUNK)):
+            self._db.many("drop_delivery", [(row[0], subscription) for row in rows])
+            self._db.many(
+                "log",
+                [
+                    (event_id, subscription, "DISCARDED", self._now, None, attempt, epoch, self._actor, *_NOTHING)
+                    for event_id, attempt, epoch, _ in rows
+                ],
+            )
+            total += len(rows)
+        return total
+
+    def _still_dead(self, keys: Sequence[Row]) -> list[Row]:
+        return self._db.many("dead_one", [key[:2] for key in keys])
+
+    def _log(self, rows: Sequence[Row], action: str, status: str) -> None:
+        self._db.many(
+            "log",
+            [(row[0], row[1], action, self._now, status, row[3], row[8], self._actor, *_NOTHING) for row in rows],
+        )

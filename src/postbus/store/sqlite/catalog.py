@@ -1,0 +1,140 @@
+"""What this process remembers of the slowly changing tables: subscriptions and routes.
+
+The memory may run ahead of a commit, never past one: every rollback forgets it all. `meta.catalog` counts the changes
+that add a route cannot tell of (a subscription made, changed or removed, routes removed), so that a look at two
+numbers at the start of a transaction is enough to be up to date.
+"""
+
+import threading
+from datetime import timedelta
+
+import orjson
+
+from postbus.clock import from_micros
+from postbus.errors import NotFound
+from postbus.model import Mode, Subscription
+from postbus.pattern import Interest
+from postbus.retry import RetryPolicy
+from postbus.store.routes import Route, RouteBook, Selection, route_id
+from postbus.store.sqlite.connection import Database, Row
+
+__all__ = ["Catalog"]
+
+MAX_REMEMBERED = 100_000
+
+
+class Catalog:
+    """Subscriptions and routes as of the last `refresh`. Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        """Begin with nothing remembered."""
+        self._lock = threading.RLock()
+        self.forget()
+
+    def forget(self) -> None:
+        """Remember nothing: the next `refresh` reads everything."""
+        with self._lock:
+            self._version = -1
+            self._position = 0
+            self._subscriptions: dict[str, Subscription] = {}
+            self._queues: tuple[str, ...] = ()
+            self._book = RouteBook()
+            self._fanout: dict[tuple[str, tuple[str, ...], int], tuple[tuple[str, int], ...]] = {}
+
+    def refresh(self, db: Database) -> None:
+        """Take in what has changed since the last time; `db` is in a transaction or reads committed rows."""
+        with self._lock:
+            version, position = db.run("catalog_version")[0]
+            if version != self._version:
+                self.forget()
+                self._load_subscriptions(db)
+                self._version = version
+            if position > self._position:
+                for row in db.run("routes_after", (self._position,)):
+                    self._book.add(Route(*row[1:6], solo=bool(row[6])))
+                self._position = position
+
+    def _load_subscriptions(self, db: Database) -> None:
+        self._subscriptions = {row[0]: _subscription(row) for row in db.run("subscriptions")}
+        self._queues = tuple(found.name for found in self._subscriptions.values() if found.mode is Mode.QUEUE)
+
+    def subscription(self, name: str) -> Subscription:
+        """Return a subscription; raise NotFound."""
+        try:
+            return self._subscriptions[name]
+        except KeyError:
+            raise NotFound(f"there is no subscription {name!r}") from None
+
+    def subscriptions(self) -> tuple[Subscription, ...]:
+        """Return all subscriptions by name."""
+        return tuple(self._subscriptions.values())
+
+    def wants(self, name: str, event_type: str, tags: tuple[str, ...]) -> bool:
+        """Return whether a subscription wants such an event."""
+        found = self._subscriptions[name]
+        wanted = frozenset(found.tags)
+        return any(Interest(pattern, wanted).wants(event_type, tags) for pattern in found.patterns)
+
+    def select(
+        self, subscription: str, interests: tuple[Interest, ...], blocked: tuple[Interest, ...] = ()
+    ) -> Selection:
+        """Return the routes that these interests resolve to."""
+        with self._lock:
+            return self._book.select(subscription, interests, blocked)
+
+    def route(self, identity: int) -> Route:
+        """Return what a route's id stands for."""
+        return self._book.by_id[identity]
+
+    def fanout(self, db: Database, event_type: str, tags: tuple[str, ...], priority: int) -> tuple[tuple[str, int], ...]:
+        """Return (subscription, route) for every queue that wants such an event, registering routes not seen before."""
+        key = (event_type, tags, priority)
+        found = self._fanout.get(key)
+        if found is None:
+            found = tuple(
+                (name, self.file_under(db, name, priority, event_type, tags))
+                for name in self._queues
+                if self.wants(name, event_type, tags)
+            )
+            if len(self._fanout) >= MAX_REMEMBERED:
+                self._fanout.clear()
+            self._fanout[key] = found
+        return found
+
+    def file_under(
+        self, db: Database, subscription: str, priority: int, event_type: str, tags: tuple[str, ...]
+    ) -> int:
+        """Return the id of a route, registering it in `db`'s transaction if it is new."""
+        joined = ",".join(sorted(tags))
+        identity = route_id(subscription, priority, event_type, joined, solo=False)
+        self._register(db, Route(identity, subscription, priority, event_type, joined, solo=False))
+        return identity
+
+    def variant(self, db: Database, identity: int, *, solo: bool) -> int:
+        """Return the route for the same events run alone, or run beside others again."""
+        route = self.route(identity)
+        if route.solo == solo:
+            return identity
+        twin = route_id(route.subscription, route.priority, route.type, route.tags, solo=solo)
+        self._register(db, route._replace(id=twin, solo=solo))
+        return twin
+
+    def _register(self, db: Database, route: Route) -> None:
+        with self._lock:
+            if route.id not in self._book.by_id:
+                db.run("add_route", route)
+                self._book.add(route)
+
+
+def _subscription(row: Row) -> Subscription:
+    name, mode, patterns, tags, paused, lease, retry, created_at = row
+    return Subscription(
+        name=name,
+        mode=Mode(mode),
+        patterns=tuple(orjson.loads(patterns)),
+        tags=tuple(orjson.loads(tags)),
+        paused=bool(paused),
+        lease=None if lease is None else timedelta(microseconds=lease),
+        retry=None if retry is None else RetryPolicy.from_dict(orjson.loads(retry)),
+        created_at=from_micros(created_at),
+    )

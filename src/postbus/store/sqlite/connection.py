@@ -1,0 +1,148 @@
+"""One connection to the bus's SQLite file, opened safely or not at all."""
+
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+
+import apsw
+
+from postbus.errors import StoreUnavailable, UnsafeStore
+from postbus.store.queries import load_queries
+
+__all__ = ["SQL", "Database", "Row", "require_safe_sqlite", "translated"]
+
+Row = tuple[Any, ...]
+SQL: Final = load_queries("postbus.store.sqlite")
+BUSY_SECONDS: Final = 30.0
+CACHE_KIB: Final = 65_536
+CHECKPOINT_PAGES: Final = 4_000
+FULL: Final = 2
+
+
+def require_safe_sqlite(version: int) -> None:
+    """Raise UnsafeStore for a SQLite with the WAL-reset bug: it can corrupt the file under our kind of load.
+
+    Fixed in 3.51.3 and in the branches 3.50.7 and 3.44.6. `version` is as SQLite gives it: 3051003.
+    """
+    fixed = version >= 3_051_003 or 3_050_007 <= version < 3_051_000 or 3_044_006 <= version < 3_045_000
+    if not fixed:
+        raise UnsafeStore(f"SQLite {version} can corrupt a WAL file (fixed in 3.51.3): upgrade the apsw package")
+
+
+class Database:
+    """A connection with the bus's settings. Not for two threads at once; the committer or the pool sees to that."""
+
+    def __init__(self, path: Path, *, readonly: bool = False, on_rollback: Callable[[], None] = lambda: None) -> None:
+        """Open the file, making it unless `readonly`; raise UnsafeStore if it cannot be made safe."""
+        require_safe_sqlite(apsw.SQLITE_VERSION_NUMBER)
+        flags = apsw.SQLITE_OPEN_READONLY if readonly else apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
+        self._on_rollback = on_rollback
+        with translated(path):
+            self._apsw = apsw.Connection(str(path), flags=flags, statementcachesize=200)
+            self._apsw.set_busy_handler(_Patience())
+            self._configure(path, readonly=readonly)
+
+    def _configure(self, path: Path, *, readonly: bool) -> None:
+        pragma = self._apsw.pragma
+        if not readonly:
+            pragma("auto_vacuum", "incremental")
+            if pragma("journal_mode", "wal") != "wal":
+                raise UnsafeStore(f"{path}: this place does not allow SQLite's WAL (a network drive?)")
+            pragma("wal_autocheckpoint", CHECKPOINT_PAGES)
+        pragma("synchronous", "full")
+        pragma("fullfsync", 1)
+        pragma("checkpoint_fullfsync", 1)
+        pragma("cache_size", -CACHE_KIB)
+        pragma("cell_size_check", 1)
+        pragma("trusted_schema", 0)
+        if pragma("synchronous") != FULL:
+            raise UnsafeStore(f"{path}: synchronous=FULL was refused, so a power cut could lose acknowledged events")
+
+    def begin(self) -> None:
+        """Open a write transaction at once, waiting for its turn."""
+        self._apsw.execute("BEGIN IMMEDIATE")
+
+    def commit(self) -> None:
+        """Make the transaction durable."""
+        self._apsw.execute("COMMIT")
+
+    def rollback(self) -> None:
+        """Undo the transaction, if SQLite has not done so already."""
+        self._on_rollback()
+        if self._apsw.in_transaction:
+            # A ROLLBACK that fails leaves the transaction open; the next `begin` then fails, and nothing is stored.
+            with suppress(apsw.Error):
+                self._apsw.execute("ROLLBACK")
+
+    def run(self, name: str, parameters: Sequence[Any] = ()) -> list[Row]:
+        """Run a named query and return its rows."""
+        return self._apsw.execute(SQL[name], parameters).fetchall()
+
+    def iterate(self, name: str, parameters: Sequence[Any] = ()) -> Iterator[Row]:
+        """Run a named query, stepping only as far as the caller goes."""
+        return self._apsw.execute(SQL[name], parameters)
+
+    def value(self, name: str, parameters: Sequence[Any] = ()) -> Any:
+        """Run a named query and return the first column of its first row, or None."""
+        row = self._apsw.execute(SQL[name], parameters).fetchone()
+        return None if row is None else row[0]
+
+    def many(self, name: str, parameters: Iterable[Sequence[Any]]) -> list[Row]:
+        """Run a named query once for each row of parameters and return all rows it yields."""
+        return self._apsw.executemany(SQL[name], parameters).fetchall()
+
+    def changed(self) -> int:
+        """Return how many rows the last statement changed."""
+        return self._apsw.changes()
+
+    def script(self, sql: str) -> None:
+        """Run several statements."""
+        self._apsw.execute(sql)
+
+    def execute(self, sql: str, parameters: Any = ()) -> list[Row]:
+        """Run a statement of the caller's own and return its rows."""
+        return self._apsw.execute(sql, parameters).fetchall()
+
+    def pragma(self, name: str, *argument: int) -> Any:
+        """Return a setting or run a check that is spelled as a pragma."""
+        return self._apsw.pragma(name, *argument)
+
+    def close(self) -> None:
+        """Close the connection; a second call does nothing."""
+        self._apsw.close()
+
+
+class _Patience:
+    """Waits for another process's write lock: short random naps, so that nobody starves, up to a limit."""
+
+    def __init__(self) -> None:
+        self._since = 0.0
+        self._chance = random.Random()  # noqa: S311  naps need no secrecy
+
+    def __call__(self, calls: int) -> bool:
+        if calls == 0:
+            self._since = time.monotonic()
+        elif time.monotonic() - self._since > BUSY_SECONDS:
+            return False
+        time.sleep(self._chance.uniform(0.0002, min(0.0005 * (calls + 1), 0.01)))
+        return True
+
+
+@contextmanager
+def translated(path: Path) -> Iterator[None]:
+    """Turn SQLite's errors into postbus's, saying what happened to which file and what to do."""
+    try:
+        yield
+    except (apsw.CorruptError, apsw.NotADBError) as error:
+        raise UnsafeStore(f"{path} is damaged or no SQLite file ({error}): restore it from a backup") from error
+    except apsw.FullError as error:
+        raise StoreUnavailable(f"{path}: the disk is full; nothing was stored") from error
+    except (apsw.BusyError, apsw.LockedError) as error:
+        raise StoreUnavailable(f"{path} stayed locked for {BUSY_SECONDS:.0f} s; nothing was stored") from error
+    except (apsw.IOError, apsw.CantOpenError, apsw.ReadOnlyError, apsw.PermissionsError) as error:
+        raise StoreUnavailable(f"{path} cannot be used ({error}); nothing was stored") from error
+    except (apsw.ConnectionClosedError, apsw.ThreadingViolationError) as error:
+        raise StoreUnavailable(f"{path} is closed") from error

@@ -1,0 +1,284 @@
+-- Every statement of the SQLite store. Parameters are positional.
+
+-- name: catalog_version
+-- Two numbers tell whether subscriptions or routes have changed since they were last read.
+SELECT (SELECT value FROM meta WHERE key = 'catalog'),
+       coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'routes'), 0);
+
+-- name: bump_catalog
+UPDATE meta SET value = value + 1 WHERE key = 'catalog';
+
+-- name: meta
+SELECT value FROM meta WHERE key = ?;
+
+-- name: subscriptions
+SELECT name, mode, patterns, tags, paused, lease, retry, created_at FROM subscriptions ORDER BY name;
+
+-- name: add_subscription
+INSERT INTO subscriptions (name, mode, patterns, tags, lease, retry, created_at) VALUES (?, ?, ?, ?, ?, ?, ?);
+
+-- name: set_patterns
+UPDATE subscriptions SET patterns = ? WHERE name = ?;
+
+-- name: set_paused
+UPDATE subscriptions SET paused = ? WHERE name = ?;
+
+-- name: drop_subscription
+DELETE FROM subscriptions WHERE name = ?;
+
+-- name: routes_after
+SELECT position, id, subscription, priority, type, tags, solo FROM routes WHERE position > ? ORDER BY position;
+
+-- name: add_route
+-- Another process may have registered it since this one last looked.
+INSERT INTO routes (id, subscription, priority, type, tags, solo) VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING;
+
+-- name: drop_unused_routes
+-- Publishers notice by meta.catalog, bumped in the same transaction, and register again what they need.
+DELETE FROM routes WHERE NOT EXISTS (SELECT 1 FROM deliveries WHERE deliveries.route = routes.id);
+
+-- name: count_routes
+SELECT count(*) FROM routes;
+
+-- name: last_event
+-- The sequence, not max(id): it remembers pruned ids.
+SELECT coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'events'), 0);
+
+-- name: add_event
+INSERT INTO events (id, uid, type, tags, key, title, description, payload, metadata, created_at, priority, max_retries)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: add_delivery
+INSERT INTO deliveries (event_id, subscription, route, due_at, ready_at, created_at, updated_at, max_retries)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: find_uid
+SELECT event_id, digest FROM dedup WHERE uid = ?;
+
+-- name: add_uid
+INSERT INTO dedup (uid, event_id, digest, created_at) VALUES (?, ?, ?, ?);
+
+-- name: drop_old_uids
+DELETE FROM dedup WHERE uid IN (SELECT uid FROM dedup WHERE created_at < ? ORDER BY created_at LIMIT ?);
+
+-- name: event
+SELECT id, uid, type, tags, key, title, description, payload, metadata, created_at, priority, max_retries
+  FROM events WHERE id = ?;
+
+-- name: events_after
+SELECT id, type, tags, priority, created_at, max_retries FROM events WHERE id > ? ORDER BY id LIMIT ?;
+
+-- name: due
+-- One exact range of deliveries_due, whatever the backlog, and whatever is scheduled for later.
+SELECT event_id, subscription, route, state, due_at, attempt, retry_count, max_retries, epoch, worker_id, errors,
+       created_at, ready_at, claimed_at
+  FROM deliveries INDEXED BY deliveries_due
+ WHERE route = ? AND due_at <= ? ORDER BY due_at, event_id LIMIT ?;
+
+-- name: is_due
+SELECT 1 FROM deliveries INDEXED BY deliveries_due WHERE route = ? AND due_at <= ? LIMIT 1;
+
+-- name: next_due
+SELECT due_at FROM deliveries INDEXED BY deliveries_due WHERE route = ? AND due_at > ? ORDER BY due_at LIMIT 1;
+
+-- name: routes_with_due
+-- Hops from one route to the next one present in the index: the cost is the routes that hold something, not those
+-- ever registered, and the caller stops as soon as it has enough.
+WITH RECURSIVE present (route) AS (
+    SELECT (SELECT min(route) FROM deliveries INDEXED BY deliveries_due WHERE route > ?1)
+    UNION ALL
+    SELECT (SELECT min(d.route) FROM deliveries AS d INDEXED BY deliveries_due WHERE d.route > present.route)
+      FROM present WHERE present.route IS NOT NULL)
+SELECT route FROM present
+ WHERE route IS NOT NULL
+   AND EXISTS (SELECT 1 FROM deliveries AS d INDEXED BY deliveries_due WHERE d.route = present.route AND d.due_at <= ?2);
+
+-- name: draw_epochs
+UPDATE meta SET value = value + ? WHERE key = 'epoch' RETURNING value;
+
+-- name: lease
+UPDATE deliveries SET state = 1, due_at = ?, epoch = ?, attempt = ?, claimed_at = ?, updated_at = ?, worker_id = ?,
+       owner = ?
+ WHERE event_id = ? AND subscription = ?;
+
+-- name: log
+INSERT INTO event_log (event_id, subscription, action, created_at, status, attempt, epoch, worker_id, status_code,
+                       error_type, error_message, execution_time_ms)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: log_end
+INSERT INTO event_log (event_id, subscription, action, created_at, status, attempt, epoch, worker_id, status_code,
+                       error_type, error_message, execution_time_ms, type, tags, priority, event_created_at, ready_at,
+                       claimed_at, errors)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: finish
+-- The epoch is the fence: a late worker removes no row.
+DELETE FROM deliveries WHERE event_id = ? AND subscription = ? AND epoch = ?
+RETURNING event_id, subscription, route, state, due_at, attempt, retry_count, max_retries, epoch, worker_id, errors,
+          created_at, ready_at, claimed_at;
+
+-- name: held
+-- What the fence lets through, for the outcomes that keep the row.
+SELECT event_id, subscription, route, state, due_at, attempt, retry_count, max_retries, epoch, worker_id, errors,
+       created_at, ready_at, claimed_at
+  FROM deliveries WHERE event_id = ? AND subscription = ? AND epoch = ? AND state IN (0, 1);
+
+-- name: delivery
+SELECT event_id, subscription, route, state, due_at, attempt, retry_count, max_retries, epoch, worker_id, errors,
+       created_at, ready_at, claimed_at
+  FROM deliveries WHERE event_id = ? AND subscription = ?;
+
+-- name: end_attempt
+-- A failed or expired attempt that will be followed by another.
+UPDATE deliveries SET state = 0, route = ?, due_at = ?, ready_at = ?, updated_at = ?, epoch = ?, retry_count = ?,
+       errors = ?
+ WHERE event_id = ? AND subscription = ? AND epoch = ?;
+
+-- name: bury
+UPDATE deliveries SET state = 2, route = ?, due_at = NULL, updated_at = ?, epoch = ?, retry_count = ?, errors = ?,
+       died_at = ?
+ WHERE event_id = ? AND subscription = ? AND epoch = ?;
+
+-- name: recorded
+-- Whether this very epoch has recorded an outcome before, and which.
+SELECT action FROM event_log
+ WHERE event_id = ? AND subscription = ? AND epoch = ? AND action IN ('COMPLETED', 'COMPLETED_WITH_ERRORS', 'FAILED');
+
+-- name: extend
+UPDATE deliveries SET due_at = ?, updated_at = ? WHERE event_id = ? AND subscription = ? AND epoch = ? AND state = 1
+RETURNING event_id, subscription, epoch;
+
+-- name: release
+UPDATE deliveries SET state = 0, due_at = ?, ready_at = ?, updated_at = ?, epoch = ?, attempt = attempt - 1
+ WHERE event_id = ? AND subscription = ? AND epoch = ? AND state = 1
+RETURNING event_id, subscription, attempt;
+
+-- name: make_due
+UPDATE deliveries SET state = 0, due_at = ?, ready_at = ?, updated_at = ?, epoch = ?
+ WHERE event_id = ? AND subscription = ? AND epoch = ?;
+
+-- name: expired_leases
+SELECT event_id, subscription, route, state, due_at, attempt, retry_count, max_retries, epoch, worker_id, errors,
+       created_at, ready_at, claimed_at
+  FROM deliveries INDEXED BY deliveries_tried WHERE state = 1 AND attempt > 0 AND due_at <= ? LIMIT ?;
+
+-- name: leases_of
+SELECT event_id, subscription, route, state, due_at, attempt, retry_count, max_retries, epoch, worker_id, errors,
+       created_at, ready_at, claimed_at
+  FROM deliveries INDEXED BY deliveries_tried WHERE state = 1 AND attempt > 0 AND owner = ? LIMIT ?;
+
+-- name: lease_owners
+SELECT DISTINCT owner FROM deliveries INDEXED BY deliveries_tried WHERE state = 1 AND attempt > 0;
+
+-- name: tried_routes
+-- Routes with a delivery that is leased (1), or waiting for a retry (0).
+SELECT DISTINCT state, route FROM deliveries INDEXED BY deliveries_tried
+ WHERE state IN (0, 1) AND subscription = ? AND attempt > 0;
+
+-- name: unfinished
+SELECT 1 FROM deliveries WHERE event_id = ? AND subscription = ? AND state IN (0, 1);
+
+-- name: deliveries_of
+SELECT subscription, state, due_at, attempt, retry_count, updated_at, worker_id, errors
+  FROM deliveries WHERE event_id = ? ORDER BY subscription;
+
+-- name: log_of
+SELECT id, event_id, subscription, action, created_at, status, attempt, epoch, worker_id, status_code, error_type,
+       error_message, execution_time_ms
+  FROM event_log WHERE event_id = ? ORDER BY id;
+
+-- name: ends_of
+-- How an event last stood in each subscription that has no delivery of it any more.
+SELECT subscription, status, attempt, created_at, worker_id, errors FROM event_log
+ WHERE event_id = ? AND status IS NOT NULL ORDER BY id;
+
+-- name: events_below
+SELECT id FROM events WHERE id < ? ORDER BY id DESC;
+
+-- name: pending_below
+SELECT event_id FROM deliveries WHERE event_id < ? AND subscription = ? AND state IN (0, 3) ORDER BY event_id DESC;
+
+-- name: tried_below
+-- Leased (1) or dead (2) ones: few rows, so they are sorted here.
+SELECT event_id FROM deliveries INDEXED BY deliveries_tried
+ WHERE state = ?3 AND subscription = ?2 AND attempt > 0 AND event_id < ?1 ORDER BY event_id DESC;
+
+-- name: completed_below
+SELECT event_id FROM event_log INDEXED BY event_log_completed
+ WHERE subscription = ?2 AND status = ?3 AND status IN ('COMPLETED', 'COMPLETED_WITH_ERRORS') AND event_id < ?1
+ ORDER BY event_id DESC;
+
+-- name: dead
+-- Newest event first, straight off the index; the keyset is (created_at, event_id).
+SELECT event_id, subscription, created_at FROM deliveries INDEXED BY deliveries_tried
+ WHERE state = 2 AND subscription = ?1 AND attempt > 0
+   AND (created_at, event_id) < (?2, ?3)
+ ORDER BY created_at DESC, event_id DESC;
+
+-- name: dead_one
+SELECT event_id, subscription, route, attempt, errors, died_at, last_retry_at, created_at, epoch
+  FROM deliveries WHERE event_id = ? AND subscription = ? AND state = 2;
+
+-- name: revive
+UPDATE deliveries SET state = 0, route = ?, due_at = ?, ready_at = ?, updated_at = ?, epoch = ?, attempt = 0,
+       retry_count = 0, errors = NULL, died_at = NULL, last_retry_at = ?
+ WHERE event_id = ? AND subscription = ? AND state = 2;
+
+-- name: drop_delivery
+DELETE FROM deliveries WHERE event_id = ? AND subscription = ?;
+
+-- name: some_deliveries
+SELECT event_id, attempt, epoch, worker_id FROM deliveries WHERE subscription = ? LIMIT ?;
+
+-- name: see_handler
+INSERT INTO handlers (id, name, subscription, pattern, tags, worker_id, owner, seen_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (id) DO UPDATE SET seen_at = excluded.seen_at;
+
+-- name: forget_handler
+DELETE FROM handlers WHERE owner = ? AND id = ?;
+
+-- name: forget_owner
+DELETE FROM handlers WHERE owner = ?;
+
+-- name: drop_old_handlers
+DELETE FROM handlers WHERE seen_at < ?;
+
+-- name: handlers
+SELECT id, name, subscription, pattern, tags, worker_id, owner, seen_at FROM handlers ORDER BY subscription, pattern, id;
+
+-- name: breaker
+SELECT failures, opened_at, probe_until FROM breakers WHERE name = ?;
+
+-- name: set_breaker
+INSERT INTO breakers (name, failures, opened_at, probe_until) VALUES (?, ?, ?, ?)
+ON CONFLICT (name) DO UPDATE
+   SET failures = excluded.failures, opened_at = excluded.opened_at, probe_until = excluded.probe_until;
+
+-- name: count_events
+SELECT count(*) FROM events;
+
+-- name: depth
+SELECT subscription, state, attempt > 0 OR due_at <= ? AS now, count(*), min(due_at)
+  FROM deliveries GROUP BY 1, 2, 3;
+
+-- name: depth_by_route
+SELECT route, count(*) FROM deliveries WHERE state = 0 GROUP BY route;
+
+-- name: count_completed
+SELECT subscription, status, count(*) FROM event_log INDEXED BY event_log_completed
+ WHERE status IN ('COMPLETED', 'COMPLETED_WITH_ERRORS') GROUP BY 1, 2;
+
+-- name: recent_actions
+-- The newest rows only: a rate must not read the whole log.
+SELECT action, count(*) FROM (SELECT action, created_at FROM event_log ORDER BY id DESC LIMIT 100000)
+ WHERE created_at > ? GROUP BY 1;
+
+-- name: recent_events
+SELECT count(*) FROM (SELECT created_at FROM events ORDER BY id DESC LIMIT 100000) WHERE created_at > ?;
+
+-- name: free_pages
+PRAGMA freelist_count;
+
+-- name: give_back_pages
+PRAGMA incremental_vacuum(1000);

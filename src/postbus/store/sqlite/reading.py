@@ -1,0 +1,311 @@
+"""Reading what is stored: single events, lists, dead letters, figures. Nothing here changes anything."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import timedelta
+from heapq import merge
+from itertools import islice
+from typing import Final
+
+from postbus.clock import from_micros
+from postbus.errors import NotFound
+from postbus.model import (
+    DeadLetter,
+    DeliveryState,
+    Event,
+    LogEntry,
+    Page,
+    State,
+    Stats,
+    Status,
+    SubscriptionStats,
+)
+from postbus.pattern import matches
+from postbus.store.contract import DeadFilter, Work
+from postbus.store.routes import Selection
+from postbus.store.sqlite.catalog import Catalog
+from postbus.store.sqlite.connection import Database, Row
+from postbus.store.sqlite.records import decode_errors, event_from_row, log_from_row, moment, split_tags
+
+__all__ = ["Reading", "dead_keys"]
+
+TOTAL_CAP: Final = 10_000
+END_OF_TIME: Final = (1 << 63) - 1
+MINUTE: Final = 60_000_000
+CHEAP_ROUTES: Final = 64
+
+
+class Reading:
+    """Queries on one reader's connection, as of one moment."""
+
+    def __init__(self, db: Database, catalog: Catalog, now: int) -> None:
+        """Read through `db`; `now` decides what is due."""
+        self._db = db
+        self._catalog = catalog
+        self._now = now
+
+    # ── one event ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def event(self, event_id: int, subscription: str) -> Event:
+        """Return an event with how it stands everywhere; raise NotFound."""
+        rows = self._db.run("event", (event_id,))
+        if not rows:
+            raise NotFound(f"there is no event {event_id}")
+        return self._standing(rows[0], subscription)
+
+    def _standing(self, row: Row, subscription: str) -> Event:
+        states = self._states(row[0])
+        mine = next((state for state in states if state.subscription == subscription), None)
+        if mine is None:
+            return event_from_row(row, status=None, updated_at=from_micros(row[9]), deliveries=states)
+        return event_from_row(
+            row,
+            status=mine.status,
+            retry_count=mine.retry_count,
+            next_retry_at=mine.next_retry_at,
+            updated_at=mine.updated_at,
+            errors=mine.errors,
+            deliveries=states,
+        )
+
+    def _states(self, event_id: int) -> tuple[DeliveryState, ...]:
+        live = {row[0]: self._live(row) for row in self._db.run("deliveries_of", (event_id,))}
+        ended = {row[0]: _ended(row) for row in self._db.run("ends_of", (event_id,))}
+        return tuple((ended | live)[name] for name in sorted(ended | live))
+
+    def _live(self, row: Row) -> DeliveryState:
+        subscription, state, due_at, attempt, retry_count, updated_at, worker_id, errors = row
+        leased = state == State.LEASED
+        waits = state == State.PENDING and due_at > self._now
+        return DeliveryState(
+            subscription=subscription,
+            status=State(state).status,
+            attempt=attempt,
+            retry_count=retry_count,
+            next_retry_at=moment(due_at) if waits else None,
+            updated_at=from_micros(updated_at),
+            worker_id=worker_id,
+            lease_until=moment(due_at) if leased else None,
+            lease_expired=leased and due_at <= self._now,
+            errors=decode_errors(errors),
+        )
+
+    def logs(self, event_id: int) -> tuple[LogEntry, ...]:
+        """Return an event's audit rows, oldest first."""
+        return tuple(log_from_row(row) for row in self._db.run("log_of", (event_id,)))
+
+    def settled(self, event_id: int, subscriptions: Iterable[str]) -> bool:
+        """Return whether nothing is pending or leased in these subscriptions."""
+        return not any(self._db.run("unfinished", (event_id, name)) for name in subscriptions)
+
+    # ── lists ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def events(  # noqa: PLR0913  each is a filter of its own
+        self,
+        subscription: str,
+        status: Status | None,
+        wanted: Callable[[Row], bool] | None,
+        limit: int,
+        offset: int,
+        after: int | None,
+    ) -> Page[Event]:
+        """Return a page of events, newest first."""
+        below = END_OF_TIME if after is None else after
+        rows = self._matching(self._ids(subscription, status, below), wanted)
+        page = list(islice(rows, offset, offset + limit + 1))
+        total, capped = self._total(self._ids(subscription, status, END_OF_TIME), wanted)
+        return Page(
+            items=tuple(self._standing(row, subscription) for row in page[:limit]),
+            total=total,
+            limit=limit,
+            offset=offset,
+            total_capped=capped,
+            next=page[limit - 1][0] if len(page) > limit else None,
+        )
+
+    def _ids(self, subscription: str, status: Status | None, below: int) -> Iterator[Row]:
+        match status:
+            case None:
+                return self._db.iterate("events_below", (below,))
+            case Status.PENDING:
+                return self._db.iterate("pending_below", (below, subscription))
+            case Status.PROCESSING:
+                return self._db.iterate("tried_below", (below, subscription, State.LEASED))
+            case Status.FAILED:
+                return self._db.iterate("tried_below", (below, subscription, State.DEAD))
+            case Status.COMPLETED | Status.COMPLETED_WITH_ERRORS:
+                return self._db.iterate("completed_below", (below, subscription, status))
+
+    def _matching(self, ids: Iterator[Row], wanted: Callable[[Row], bool] | None) -> Iterator[Row]:
+        rows = (row for (event_id,) in ids for row in self._db.run("event", (event_id,)))
+        return rows if wanted is None else filter(wanted, rows)
+
+    def _total(self, ids: Iterator[Row], wanted: Callable[[Row], bool] | None) -> tuple[int, bool]:
+        counted = ids if wanted is None else self._matching(ids, wanted)
+        total = sum(1 for _ in islice(counted, TOTAL_CAP + 1))
+        return min(total, TOTAL_CAP), total > TOTAL_CAP
+
+    # ── dead letters ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def dead_letters(self, which: DeadFilter, limit: int, offset: int, after: int | None) -> Page[DeadLetter]:
+        """Return a page of dead letters, the newest event first."""
+        keys = islice(dead_keys(self._db, self._catalog, which, after), offset, offset + limit + 1)
+        page = list(keys)
+        total = sum(1 for _ in islice(dead_keys(self._db, self._catalog, which, None), TOTAL_CAP + 1))
+        return Page(
+            items=tuple(self._dead_letter(event_id, subscription) for event_id, subscription, _ in page[:limit]),
+            total=min(total, TOTAL_CAP),
+            limit=limit,
+            offset=offset,
+            total_capped=total > TOTAL_CAP,
+            next=page[limit - 1][0] if len(page) > limit else None,
+        )
+
+    def _dead_letter(self, event_id: int, subscription: str) -> DeadLetter:
+        _, _, _, attempts, errors, died_at, last_retry_at, *_ = self._db.run("dead_one", (event_id, subscription))[0]
+        return DeadLetter(
+            event=self.event(event_id, subscription),
+            subscription=subscription,
+            attempts=attempts,
+            errors=decode_errors(errors),
+            died_at=from_micros(died_at),
+            last_retry_at=moment(last_retry_at),
+        )
+
+    # ── what is left, and figures ────────────────────────────────────────────────────────────────────────────────
+
+    def is_due(self, selection: Selection, *, solo: bool) -> bool:
+        """Return whether a claim would find something, without taking the write lock."""
+        groups = [*selection.normal.values(), *(selection.solo.values() if solo else ())]
+        if sum(map(len, groups)) <= CHEAP_ROUTES:
+            return any(self._db.run("is_due", (route, self._now)) for routes in groups for route in routes)
+        present = self._db.iterate("routes_with_due", (-END_OF_TIME - 1, self._now))
+        return any(route in routes for (route,) in present for routes in groups)
+
+    def next_due(self, selection: Selection) -> int | None:
+        """Return when the next of these falls due; None when nothing will, or when finding out is not cheap."""
+        routes = [route for group in (*selection.normal.values(), *selection.solo.values()) for route in group]
+        if len(routes) > CHEAP_ROUTES:
+            return None
+        return min((row[0] for route in routes for row in self._db.run("next_due", (route, self._now))), default=None)
+
+    def work(self, subscription: str, selection: Selection) -> Work:
+        """Tell what a selection has left to do."""
+        routes = {route for group in (*selection.normal.values(), *selection.solo.values()) for route in group}
+        tried = {State(state) for state, route in self._db.run("tried_routes", (subscription,)) if route in routes}
+        return Work(
+            due=self.is_due(selection, solo=True), leased=State.LEASED in tried, retrying=State.PENDING in tried
+        )
+
+    def stats(self, store_bytes: int) -> Stats:
+        """Return the bus in figures."""
+        since = self._now - MINUTE
+        rates = {action: float(count) for action, count in self._db.run("recent_actions", (since,))}
+        return Stats(
+            events=self._db.value("count_events"),
+            head=self._db.value("last_event"),
+            subscriptions=self._queues(),
+            rates=rates | {"published": float(self._db.value("recent_events", (since,)))},
+            store_bytes=store_bytes,
+            unhandled=self._unhandled(),
+        )
+
+    def _queues(self) -> tuple[SubscriptionStats, ...]:
+        depth: dict[tuple[str, int, int], tuple[int, int | None]] = {
+            (name, state, now): (count, oldest) for name, state, now, count, oldest in self._db.run("depth", (self._now,))
+        }
+        done = {(name, status): count for name, status, count in self._db.run("count_completed")}
+        return tuple(
+            self._queue(each.name, depth, done) for each in self._catalog.subscriptions() if each.mode == "queue"
+        )
+
+    def _queue(
+        self, name: str, depth: dict[tuple[str, int, int], tuple[int, int | None]], done: dict[tuple[str, str], int]
+    ) -> SubscriptionStats:
+        def count(state: State) -> int:
+            return sum(depth.get((name, state, now), (0, None))[0] for now in (0, 1))
+
+        scheduled = depth.get((name, State.PENDING, 0), (0, None))[0]
+        oldest = depth.get((name, State.PENDING, 1), (0, None))[1]
+        waited = None if oldest is None else timedelta(microseconds=max(0, self._now - oldest))
+        return SubscriptionStats(
+            name=name,
+            pending=count(State.PENDING),
+            scheduled=scheduled,
+            processing=count(State.LEASED),
+            dead=count(State.DEAD),
+            completed=done.get((name, Status.COMPLETED), 0),
+            completed_with_errors=done.get((name, Status.COMPLETED_WITH_ERRORS), 0),
+            oldest_age=waited,
+        )
+
+    def _unhandled(self) -> dict[str, int]:
+        handled = [(row[2], row[3], set(split_tags(row[4]))) for row in self._db.run("handlers")]
+        left: dict[str, int] = {}
+        for route_id, count in self._db.run("depth_by_route"):
+            route = self._catalog.route(route_id)
+            tags = split_tags(route.tags)
+            if not any(
+                name == route.subscription and matches(pattern, route.type) and (not wants or wants & set(tags))
+                for name, pattern, wants in handled
+            ):
+                where = f"{route.subscription}/{route.type}"
+                left[where] = left.get(where, 0) + count
+        return left
+
+
+def dead_keys(db: Database, catalog: Catalog, which: DeadFilter, after: int | None) -> Iterator[Row]:
+    """Go through (event id, subscription, created_at) of the dead letters that are meant, newest event first."""
+    names = [which.subscription] if which.subscription else [each.name for each in catalog.subscriptions()]
+    if which.event_id is not None:
+        return (row for name in names for row in _one_dead(db, which.event_id, name))
+    start = (END_OF_TIME, END_OF_TIME) if after is None else _keyset(db, after)
+    cursors = [db.iterate("dead", (name, *start)) for name in names]
+    rows: Iterator[Row] = merge(*cursors, key=lambda row: (-row[2], -row[0]))
+    return rows if which.type is None and which.before is None else (row for row in rows if _meant(db, which, row))
+
+
+def _one_dead(db: Database, event_id: int, name: str) -> list[Row]:
+    return [(row[0], row[1], row[7]) for row in db.run("dead_one", (event_id, name))]
+
+
+def _keyset(db: Database, after: int) -> tuple[int, int]:
+    rows = db.run("event", (after,))
+    return (rows[0][9], after) if rows else (END_OF_TIME, after)
+
+
+def _meant(db: Database, which: DeadFilter, row: Row) -> bool:
+    if which.before is not None:
+        by = row[2] if which.by == "created_at" else db.run("dead_one", row[:2])[0][5]
+        if from_micros(by) > which.before:
+            return False
+    return which.type is None or any(matches(which.type, found[2]) for found in db.run("event", row[:1]))
+
+
+def _ended(row: Row) -> DeliveryState:
+    subscription, status, attempt, created_at, worker_id, errors = row
+    found = decode_errors(errors)
+    return DeliveryState(
+        subscription=subscription,
+        status=Status(status),
+        attempt=attempt or 0,
+        retry_count=max((attempt or 1) - 1, 0),
+        next_retry_at=None,
+        updated_at=from_micros(created_at),
+        worker_id=worker_id,
+        lease_until=None,
+        lease_expired=False,
+        errors=found,
+    )
+
+
+def tags_filter(event_type: str | None, tags: Sequence[str]) -> Callable[[Row], bool] | None:
+    """Return what an event row must satisfy: a type the pattern covers, and any of the tags; None: everything."""
+    if event_type is None and not tags:
+        return None
+
+    def wanted(row: Row) -> bool:
+        return (event_type is None or matches(event_type, row[2])) and (
+            not tags or not set(tags).isdisjoint(split_tags(row[3]))
+        )
+
+    return wanted

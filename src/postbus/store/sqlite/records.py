@@ -1,0 +1,138 @@
+"""Rows to values and back: the one place that knows the order of columns."""
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import orjson
+
+from postbus.clock import from_micros, to_micros
+from postbus.model import Action, AttemptError, Event, LogEntry, State, Status
+from postbus.payload import Draft, decode
+from postbus.store.sqlite.connection import Row
+
+__all__ = [
+    "Held",
+    "decode_errors",
+    "encode_errors",
+    "event_from_draft",
+    "event_from_row",
+    "log_from_row",
+    "moment",
+    "split_tags",
+]
+
+
+class Held(NamedTuple):
+    """A delivery as stored, in the column order that the claiming and settling queries share."""
+
+    event_id: int
+    subscription: str
+    route: int
+    state: int
+    due_at: int | None
+    attempt: int
+    retry_count: int
+    max_retries: int | None
+    epoch: int
+    worker_id: str | None
+    errors: str | None
+    created_at: int
+    ready_at: int
+    claimed_at: int | None
+
+
+def moment(micros: int | None) -> datetime | None:
+    """Return the moment a nullable column holds."""
+    return None if micros is None else from_micros(micros)
+
+
+def split_tags(joined: str) -> tuple[str, ...]:
+    """Return the tags of a comma-joined column."""
+    return tuple(joined.split(",")) if joined else ()
+
+
+def event_from_row(row: Row, **state: Any) -> Event:
+    """Return an event from the columns of the `event` query; `state` fills how it stands."""
+    identity, uid, kind, tags, key, title, description, payload, metadata, created_at, priority, max_retries = row
+    state.setdefault("max_retries", max_retries)
+    return Event(
+        identity,
+        uid,
+        kind,
+        decode(payload),
+        split_tags(tags),
+        key,
+        title,
+        description,
+        orjson.loads(metadata) if metadata != "{}" else {},
+        from_micros(created_at),
+        priority,
+        **state,
+    )
+
+
+def event_from_draft(draft: Draft, identity: int, created_at: datetime, payload: Any, due: datetime | None) -> Event:
+    """Return the event just stored; its payload is the caller's own object read back from its text."""
+    return Event(
+        identity,
+        draft.uid,
+        draft.type,
+        payload,
+        draft.tags,
+        draft.key,
+        draft.title,
+        draft.description,
+        orjson.loads(draft.metadata) if draft.metadata != "{}" else {},
+        created_at,
+        draft.priority,
+        draft.max_retries,
+        Status.PENDING,
+        0,
+        due,
+        created_at,
+    )
+
+
+def log_from_row(row: Row) -> LogEntry:
+    """Return an audit row from the columns of the `log_of` query."""
+    identity, event_id, subscription, action, created_at, status, *rest = row
+    return LogEntry(
+        identity,
+        event_id,
+        subscription,
+        Action(action),
+        from_micros(created_at),
+        None if status is None else Status(status),
+        *rest,
+    )
+
+
+def encode_errors(errors: Iterable[AttemptError]) -> str:
+    """Return the text that `decode_errors` reads."""
+    return orjson.dumps(
+        [
+            {
+                "type": error.type,
+                "message": error.message,
+                "attempt": error.attempt,
+                "worker_id": error.worker_id,
+                "at": None if error.at is None else to_micros(error.at),
+                "traceback": error.traceback,
+                "handler": error.handler,
+            }
+            for error in errors
+        ]
+    ).decode()
+
+
+def decode_errors(text: str | None) -> tuple[AttemptError, ...]:
+    """Return the errors of a delivery, one an attempt, oldest first."""
+    if text is None:
+        return ()
+    return tuple(AttemptError(**{**entry, "at": moment(entry["at"])}) for entry in orjson.loads(text))
+
+
+def status_of(state: int) -> Status:
+    """Return the status shown for a stored state."""
+    return State(state).status

@@ -1,0 +1,548 @@
+"""The store in one SQLite file: one writer at a time, grouped; readers beside it, each with a snapshot."""
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Final, TypeVar
+
+import orjson
+
+from postbus.breaker import BreakerState
+from postbus.clock import Clock, from_micros, to_micros
+from postbus.errors import Conflict, EventBusShutdownError, StoreUnavailable
+from postbus.model import (
+    DeadLetter,
+    Delivery,
+    Event,
+    HandlerRecord,
+    Lease,
+    LogEntry,
+    Mode,
+    Page,
+    Stats,
+    Status,
+    Subscription,
+)
+from postbus.pattern import Interest
+from postbus.payload import Draft
+from postbus.retry import RetryPolicy
+from postbus.store.committer import Committer
+from postbus.store.contract import (
+    Claim,
+    Claimed,
+    DeadFilter,
+    Finding,
+    Settled,
+    Settlement,
+    Transaction,
+    Watch,
+    Work,
+)
+from postbus.store.migrate import migrate
+from postbus.store.queries import load_migrations
+from postbus.store.routes import Selection
+from postbus.store.sqlite.appending import Appending, CallersTransaction
+from postbus.store.sqlite.burials import Burials
+from postbus.store.sqlite.catalog import Catalog
+from postbus.store.sqlite.connection import Database, Row, translated
+from postbus.store.sqlite.inspection import inspect
+from postbus.store.sqlite.leases import Leases, Taken
+from postbus.store.sqlite.liveness import Liveness
+from postbus.store.sqlite.reading import Reading, dead_keys, tags_filter
+from postbus.store.sqlite.records import event_from_row, moment
+from postbus.store.sqlite.watch import FileWatch
+
+__all__ = ["SqliteStore"]
+
+R = TypeVar("R")
+DEDUP_WINDOW: Final = timedelta(days=7)
+HANDLER_MEMORY: Final = timedelta(days=7)
+CHUNK: Final = 1_000
+SPARE_ROUTES: Final = 10_000
+ENOUGH_FREE_PAGES: Final = 2_000
+
+
+class SqliteStore:
+    """A `Store` in a file that postbus alone opens. Safe to use from many threads, and from many processes."""
+
+    def __init__(self, path: Path, clock: Clock, *, auto_migrate: bool = True) -> None:
+        """Open the file, making and migrating it if allowed; raise UnsafeStore, SchemaMismatch, StoreUnavailable."""
+        self._path = path
+        self._clock = clock
+        self._pid = os.getpid()
+        self._catalog = Catalog()
+        self._liveness = Liveness(path)
+        self._readers: list[Database] = []
+        self._watches: list[FileWatch] = []
+        self._lock = threading.Lock()
+        self._closed = False
+        self._database = Database(path, on_rollback=self._catalog.forget)
+        self._committer = Committer(self._database)
+        with translated(path):
+            migrate(_Schema(self._committer, self._database), allowed=auto_migrate)
+
+    @property
+    def url(self) -> str:
+        """The file as a URL."""
+        return f"sqlite:///{self._path}"
+
+    def now(self) -> datetime:
+        """Return the process's time, by the clock it was given."""
+        return self._clock.now()
+
+    def close(self) -> None:
+        """Close every connection; a second call does nothing."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            readers, watches = self._readers, list(self._watches)
+        for watch in watches:
+            watch.close()
+        for reader in readers:
+            reader.close()
+        self._database.close()
+
+    # ── publishing ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def publish(self, drafts: Sequence[Draft]) -> list[Event]:
+        """Append events and their deliveries."""
+        events = self._write(lambda db: self._appending(db).append(drafts))
+        self._wake()
+        return events
+
+    @contextmanager
+    def transaction(self) -> Iterator[Transaction]:
+        """Hold the file's one write transaction for the caller; other writers wait until it ends."""
+        self._usable()
+        with translated(self._path), self._committer.exclusive() as db:
+            yield CallersTransaction(db, self._appending(db))
+        self._wake()
+
+    def _appending(self, db: Database) -> Appending:
+        self._catalog.refresh(db)
+        return Appending(db, self._catalog, self.now())
+
+    # ── the lease verbs ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def claim(self, claim: Claim) -> Claimed:
+        """Lease due deliveries to a worker."""
+        with self._read() as (db, reading):
+            subscription = self._catalog.subscription(claim.subscription)
+            selection = self._catalog.select(claim.subscription, claim.interests, claim.blocked)
+            if subscription.paused:
+                return Claimed()
+            if not selection.hot and not reading.is_due(selection, solo=True):
+                return Claimed(next_due=moment(reading.next_due(selection)))
+        taken, suspects = self._write(lambda db: self._claim(db, claim))
+        if not taken:
+            return Claimed(suspects=suspects)
+        return Claimed(self._loaded(claim, taken), suspects=suspects)
+
+    def _claim(self, db: Database, claim: Claim) -> tuple[list[Taken], bool]:
+        self._catalog.refresh(db)
+        subscription = self._catalog.subscription(claim.subscription)
+        if subscription.paused:
+            return [], False
+        selection: Selection = self._catalog.select(claim.subscription, claim.interests, claim.blocked)
+        taken, suspects = self._leases(db).claim(claim, subscription, selection)
+        selection.hot = len(taken) >= claim.limit
+        return taken, suspects
+
+    def _loaded(self, claim: Claim, taken: list[Taken]) -> tuple[Delivery, ...]:
+        """Return the deliveries with their events; read after the commit, so that other writers need not wait."""
+        policy = self._catalog.subscription(claim.subscription).retry or claim.policy
+        now = self.now()
+        with self._read() as (db, _):
+            rows = db.many("event", [(held.event_id,) for held, _, _ in taken])
+        until = from_micros(taken[0][2])
+        return tuple(
+            Delivery(
+                event=event_from_row(row, status=Status.PROCESSING, retry_count=held.retry_count, updated_at=now),
+                lease=Lease(held.event_id, held.subscription, epoch),
+                attempt=held.attempt + 1,
+                max_retries=policy.max_retries if held.max_retries is None else held.max_retries,
+                worker_id=claim.worker_id,
+                lease_until=until,
+                suspect=self._catalog.route(held.route).solo,
+            )
+            for row, (held, epoch, _) in zip(rows, taken, strict=True)
+        )
+
+    def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
+        """Record how deliveries ended."""
+        results = self._write_catalogued(lambda db: self._leases(db).settle(settlements))
+        self._wake()
+        return results
+
+    def extend(self, leases: Sequence[Lease], lease: timedelta) -> set[Lease]:
+        """Let leases run on."""
+        return self._write_catalogued(lambda db: self._leases(db).extend(leases, lease))
+
+    def release(self, leases: Sequence[Lease], worker_id: str) -> int:
+        """Hand deliveries back."""
+        count = self._write(lambda db: self._leases(db).release(leases, worker_id))
+        self._wake()
+        return count
+
+    def started(self, lease: Lease, worker_id: str) -> None:
+        """Record that work has begun."""
+        self._write(lambda db: self._leases(db).started(lease, worker_id))
+
+    def reset(self, event_id: int, subscription: str, reason: str, actor: str) -> None:
+        """Make a leased or scheduled delivery due now."""
+        self._write(lambda db: self._leases(db).reset(event_id, subscription, reason, actor))
+        self._wake()
+
+    def expire(self, owners: Iterable[str] | None, policy: RetryPolicy, limit: int = 10_000) -> int:
+        """End leases that ran out, or those of dead processes."""
+        wanted = None if owners is None else tuple(owners)
+        if wanted is None and not self._any_expired():
+            return 0
+        count = self._write_catalogued(lambda db: self._leases(db).expire(wanted, policy, limit))
+        for owner in wanted or ():
+            if owner not in self.owners():
+                self._liveness.clear(owner)
+        if count:
+            self._wake()
+        return count
+
+    def _any_expired(self) -> bool:
+        with self._read() as (db, _):
+            return bool(db.run("expired_leases", (to_micros(self.now()), 1)))
+
+    def owners(self) -> set[str]:
+        """Return the nonces of the processes that hold leases."""
+        with self._read() as (db, _):
+            return {row[0] for row in db.run("lease_owners")}
+
+    def mark_alive(self, owner: str) -> AbstractContextManager[None]:
+        """Hold the lock file of this process."""
+        return self._liveness.holding(owner)
+
+    def is_dead(self, owner: str) -> bool:
+        """Return whether a process on this host is surely dead."""
+        return self._liveness.is_dead(owner)
+
+    def _leases(self, db: Database) -> Leases:
+        return Leases(db, self._catalog, to_micros(self.now()))
+
+    # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def work(self, subscription: str, interests: tuple[Interest, ...]) -> Work:
+        """Tell what some interests have left to do."""
+        with self._read() as (_, reading):
+            return reading.work(subscription, self._catalog.select(subscription, interests))
+
+    def settled(self, event_id: int, subscriptions: Iterable[str]) -> bool:
+        """Return whether an event is finished or dead in all of these."""
+        with self._read() as (_, reading):
+            return reading.settled(event_id, subscriptions)
+
+    def get(self, event_id: int, subscription: str) -> Event:
+        """Return an event and how it stands."""
+        with self._read() as (_, reading):
+            return reading.event(event_id, subscription)
+
+    def logs(self, event_id: int) -> tuple[LogEntry, ...]:
+        """Return an event's audit rows."""
+        with self._read() as (_, reading):
+            return reading.logs(event_id)
+
+    def list(
+        self,
+        *,
+        subscription: str,
+        status: Status | None,
+        type: str | None,  # noqa: A002  the public word for it
+        tags: Sequence[str],
+        limit: int,
+        offset: int,
+        after: int | None,
+    ) -> Page[Event]:
+        """Return a page of events, newest first."""
+        with self._read() as (_, reading):
+            return reading.events(subscription, status, tags_filter(type, tags), limit, offset, after)
+
+    def stats(self) -> Stats:
+        """Return the bus in figures."""
+        with self._read() as (db, reading):
+            return reading.stats(db.pragma("page_count") * db.pragma("page_size"))
+
+    def inspect(self, *, deep: bool) -> tuple[Finding, ...]:
+        """Return what can be said of the file and its settings."""
+        with self._read() as (db, _):
+            return inspect(db, self._path, deep=deep)
+
+    # ── dead letters ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def dead_letters(self, which: DeadFilter, *, limit: int, offset: int, after: int | None) -> Page[DeadLetter]:
+        """Return a page of dead letters, the newest event first."""
+        with self._read() as (_, reading):
+            return reading.dead_letters(which, limit, offset, after)
+
+    def retry_dead(self, which: DeadFilter, actor: str, progress: Callable[[int], None] | None = None) -> int:
+        """Make dead letters pending again."""
+        count = self._in_chunks(which, lambda db, keys: self._burials(db, actor).revive(keys), progress)
+        self._wake()
+        return count
+
+    def purge_dead(self, which: DeadFilter, actor: str, progress: Callable[[int], None] | None = None) -> int:
+        """Remove dead letters."""
+        return self._in_chunks(which, lambda db, keys: self._burials(db, actor).purge(keys), progress)
+
+    def _in_chunks(
+        self,
+        which: DeadFilter,
+        change: Callable[[Database, Sequence[Row]], int],
+        progress: Callable[[int], None] | None,
+    ) -> int:
+        """Change the dead letters that are dead now, a transaction a chunk, so that nobody waits long."""
+        with self._read() as (db, _):
+            keys = list(dead_keys(db, self._catalog, which, None))
+        total = 0
+        for start in range(0, len(keys), CHUNK):
+            chunk = keys[start : start + CHUNK]
+            total += self._write_catalogued(lambda db, chunk=chunk: change(db, chunk))
+            if progress is not None:
+                progress(total)
+        return total
+
+    def _burials(self, db: Database, actor: str) -> Burials:
+        return Burials(db, self._catalog, to_micros(self.now()), actor)
+
+    # ── subscriptions ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def subscriptions(self) -> tuple[Subscription, ...]:
+        """Return all subscriptions by name."""
+        with self._read():
+            return self._catalog.subscriptions()
+
+    def create_subscription(  # noqa: PLR0913  a subscription's parts
+        self,
+        name: str,
+        patterns: Sequence[str],
+        tags: Sequence[str],
+        *,
+        mode: Mode,
+        lease: timedelta | None,
+        retry: RetryPolicy | None,
+        start: str | int,
+    ) -> Subscription:
+        """Make a subscription; the write lock shuts publishers out meanwhile."""
+        row = (
+            name,
+            mode,
+            orjson.dumps(list(patterns)).decode(),
+            orjson.dumps(list(tags)).decode(),
+            None if lease is None else lease // timedelta(microseconds=1),
+            None if retry is None else orjson.dumps(retry.to_dict()).decode(),
+            to_micros(self.now()),
+        )
+
+        def create(db: Database) -> Subscription:
+            self._catalog.refresh(db)
+            if any(each.name == name for each in self._catalog.subscriptions()):
+                raise Conflict(f"there is a subscription {name!r} already")
+            db.run("add_subscription", row)
+            db.run("bump_catalog")
+            self._catalog.refresh(db)
+            if mode is Mode.QUEUE and start != "now":
+                self._appending(db).backfill(name, 0 if start == "beginning" else int(start))
+            return self._catalog.subscription(name)
+
+        created = self._write(create)
+        self._wake()
+        return created
+
+    def widen_subscription(self, name: str, pattern: str) -> bool:
+        """Let a subscription want one pattern more."""
+
+        def widen(db: Database) -> bool:
+            self._catalog.refresh(db)
+            found = self._catalog.subscription(name)
+            if pattern in found.patterns or "*" in found.patterns:
+                return False
+            db.run("set_patterns", (orjson.dumps([*found.patterns, pattern]).decode(), name))
+            db.run("bump_catalog")
+            return True
+
+        return self._write(widen)
+
+    def pause_subscription(self, name: str, paused: bool) -> None:  # noqa: FBT001  the state itself
+        """Stop or let go on what is claimed."""
+
+        def pause(db: Database) -> None:
+            self._catalog.refresh(db)
+            self._catalog.subscription(name)
+            db.run("set_paused", (paused, name))
+            db.run("bump_catalog")
+
+        self._write(pause)
+        self._wake()
+
+    def delete_subscription(self, name: str, actor: str) -> int:
+        """Remove a subscription and what it has not finished."""
+
+        def delete(db: Database) -> int:
+            self._catalog.refresh(db)
+            self._catalog.subscription(name)
+            count = self._burials(db, actor).discard_all(name)
+            db.run("drop_subscription", (name,))
+            db.run("bump_catalog")
+            return count
+
+        return self._write(delete)
+
+    # ── handlers, breakers, housekeeping ─────────────────────────────────────────────────────────────────────────
+
+    def register_handlers(self, handlers: Sequence[HandlerRecord]) -> None:
+        """Store, or see again, what a process handles."""
+        rows = [
+            (each.id, each.name, each.subscription, each.pattern, ",".join(each.tags), each.worker_id, each.owner,
+             to_micros(each.seen_at))
+            for each in handlers
+        ]  # fmt: skip
+        self._write(lambda db: db.many("see_handler", rows))
+
+    def forget_handlers(self, owner: str, ids: Sequence[str] | None = None) -> None:
+        """Remove a process's handlers."""
+        if ids is None:
+            self._write(lambda db: db.run("forget_owner", (owner,)))
+        else:
+            self._write(lambda db: db.many("forget_handler", [(owner, each) for each in ids]))
+
+    def handlers(self) -> tuple[HandlerRecord, ...]:
+        """Return what all processes have registered."""
+        with self._read() as (db, _):
+            return tuple(
+                HandlerRecord(*row[:4], tuple(row[4].split(",")) if row[4] else (), *row[5:7], from_micros(row[7]))
+                for row in db.run("handlers")
+            )
+
+    def breaker(self, name: str) -> BreakerState:
+        """Return how a breaker stands."""
+        with self._read() as (db, _):
+            return _breaker(db, name)
+
+    def change_breaker(self, name: str, change: Callable[[BreakerState], BreakerState | None]) -> BreakerState:
+        """Move a breaker on, atomically."""
+
+        def move(db: Database) -> BreakerState:
+            state = _breaker(db, name)
+            changed = change(state)
+            if changed is None or changed == state:
+                return state
+            opened, probe = changed.opened_at, changed.probe_until
+            db.run(
+                "set_breaker",
+                (name, changed.failures, opened and to_micros(opened), probe and to_micros(probe)),
+            )
+            return changed
+
+        state = self._write(move)
+        self._wake()
+        return state
+
+    def tidy(self) -> int:
+        """Remove old uids, handlers not seen for long, routes nothing is filed under; give free pages back."""
+
+        def clean(db: Database) -> int:
+            db.run("drop_old_uids", (to_micros(self.now() - DEDUP_WINDOW), CHUNK))
+            removed = db.changed()
+            db.run("drop_old_handlers", (to_micros(self.now() - HANDLER_MEMORY),))
+            if db.value("count_routes") > SPARE_ROUTES:
+                db.run("drop_unused_routes")
+                if db.changed():
+                    removed += db.changed()
+                    db.run("bump_catalog")
+            if db.value("free_pages") > ENOUGH_FREE_PAGES:
+                db.run("give_back_pages")
+            return removed
+
+        return self._write(clean)
+
+    def watch(self) -> Watch:
+        """Return a new watch on the file."""
+        watch = FileWatch(self._open_reader, self._unwatch)
+        with self._lock:
+            self._watches.append(watch)
+        return watch
+
+    # ── connections ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _wake(self) -> None:
+        for watch in tuple(self._watches):
+            watch.wake()
+
+    def _unwatch(self, watch: FileWatch) -> None:
+        with self._lock:
+            if watch in self._watches:
+                self._watches.remove(watch)
+
+    def _usable(self) -> None:
+        if self._closed:
+            raise EventBusShutdownError("the store is closed")
+        if os.getpid() != self._pid:
+            raise StoreUnavailable("the store was opened before a fork: open it anew in the child process")
+
+    def _write(self, operation: Callable[[Database], R]) -> R:
+        self._usable()
+        with translated(self._path):
+            return self._committer.run(operation)
+
+    def _write_catalogued(self, operation: Callable[[Database], R]) -> R:
+        def refreshed(db: Database) -> R:
+            self._catalog.refresh(db)
+            return operation(db)
+
+        return self._write(refreshed)
+
+    @contextmanager
+    def _read(self) -> Iterator[tuple[Database, Reading]]:
+        self._usable()
+        with self._lock:
+            db = self._readers.pop() if self._readers else None
+        db = db or self._open_reader()
+        try:
+            with translated(self._path):
+                self._catalog.refresh(db)
+                yield db, Reading(db, self._catalog, to_micros(self.now()))
+        finally:
+            self._give_back(db)
+
+    def _give_back(self, db: Database) -> None:
+        with self._lock:
+            if not self._closed:
+                self._readers.append(db)
+                return
+        db.close()
+
+    def _open_reader(self) -> Database:
+        return Database(self._path, readonly=True)
+
+
+class _Schema:
+    """The file as something to migrate."""
+
+    def __init__(self, committer: Committer[Database], db: Database) -> None:
+        self.migrations = load_migrations("postbus.store.sqlite")
+        self._committer = committer
+        self._db = db
+
+    def version(self) -> int:
+        return self._db.pragma("user_version")
+
+    def apply(self, number: int, sql: str) -> None:
+        with self._committer.exclusive() as db:
+            if db.pragma("user_version") == number - 1:
+                db.script(f"{sql}; PRAGMA user_version = {number:d}")
+
+
+def _breaker(db: Database, name: str) -> BreakerState:
+    for failures, opened_at, probe_until in db.run("breaker", (name,)):
+        return BreakerState(failures, moment(opened_at), moment(probe_until))
+    return BreakerState()

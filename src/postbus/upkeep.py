@@ -1,0 +1,54 @@
+"""Upkeep: ends leases nobody holds any more, tidies up. Idempotent turns, so every process may take them."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from postbus.model import HandlerRecord
+from postbus.observe import logger
+from postbus.retry import RetryPolicy
+from postbus.store.contract import Store
+
+__all__ = ["Upkeep", "recover"]
+
+TIDY_EVERY: Final = 60.0
+SEEN_EVERY: Final = 60.0
+
+
+def recover(store: Store, policy: RetryPolicy, mine: str) -> int:
+    """Free the leases of processes that are known to be dead; return how many."""
+    dead = [owner for owner in store.owners() if owner != mine and store.is_dead(owner)]
+    if not dead:
+        return 0
+    freed = 0
+    while count := store.expire(dead, policy):
+        freed += count
+    logger.warning("recovered_from_crash", extra={"processes": len(dead), "deliveries": freed})
+    return freed
+
+
+@dataclass
+class Upkeep:
+    """One process's share of the upkeep."""
+
+    store: Store
+    policy: RetryPolicy
+    owner: str
+    every: float
+    handlers: Callable[[], list[HandlerRecord]]
+    _tidied: float = field(default_factory=time.monotonic)
+    _seen: float = field(default_factory=time.monotonic)
+
+    def turn(self) -> float:
+        """Look once after everything; return the seconds until the next look."""
+        recover(self.store, self.policy, self.owner)
+        self.store.expire(None, self.policy)
+        now = time.monotonic()
+        if now - self._seen >= SEEN_EVERY:
+            self._seen = now
+            self.store.register_handlers(self.handlers())
+        if now - self._tidied >= TIDY_EVERY:
+            self._tidied = now
+            self.store.tidy()
+        return self.every

@@ -1,0 +1,326 @@
+"""The worker: claim → handle → settle, each at its own pace, with bounded work in between."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Final
+
+from postbus.breaker import Admission
+from postbus.config import Settings
+from postbus.execution import Execution, Report
+from postbus.handlers import Handler
+from postbus.lanes import WATCH_EVERY, AsyncLane, ThreadLane
+from postbus.loop import Loop, Signal
+from postbus.model import Delivery, Lease
+from postbus.observe import logger, probe
+from postbus.pattern import Interest
+from postbus.store.contract import Claim, Claimed, Settled, Settlement, Store
+
+__all__ = ["Worker"]
+
+HOLD_SECONDS: Final = 0.5
+MOST_HELD: Final = 1_000
+CHUNK_SECONDS: Final = 0.001
+MOST_CHUNK: Final = 64
+SMOOTHING: Final = 0.2
+
+
+class Worker:
+    """Claims what this process has handlers for, runs it, and settles it. Started once, stopped once."""
+
+    def __init__(
+        self,
+        store: Store,
+        settings: Settings,
+        execution: Execution,
+        owner: str,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        """Work for `owner` with the handlers of `execution`; coroutines run on `loop` if one is given."""
+        self._store = store
+        self._settings = settings
+        self._execution = execution
+        self._worker_id = settings.worker_id or ""
+        self._owner = owner
+        self._lease = timedelta(seconds=settings.lease)
+        self._held: dict[Lease, Delivery] = {}
+        self._reports: deque[Report] = deque()
+        self._seconds = 0.0
+        self._alone = False
+        self._draining = False
+        self._threads = ThreadLane(execution, settings.concurrency, self._take_report)
+        self._async = AsyncLane(execution, settings.concurrency, self._take_report, loop)
+        self.changed = Signal()
+        self._turns = 0
+        self._beat_every = settings.lease / 3
+        self._watch = store.watch()
+        self._claiming = Loop("claim", self._claim_turn)
+        self._settling = Loop("settle", self._settle_turn)
+        self._beating = Loop("heartbeat", self._heartbeat_turn)
+        self._watching = Loop("watch", self._watch_turn)
+        self._overdue = Loop("timeouts", self._timeout_turn)
+
+    @property
+    def _loops(self) -> tuple[Loop, ...]:
+        return self._claiming, self._settling, self._beating, self._watching, self._overdue
+
+    @property
+    def held(self) -> int:
+        """How many deliveries are leased to this worker."""
+        return len(self._held)
+
+    @property
+    def worn_out(self) -> bool:
+        """Whether so many handlers hang that this process should be replaced; it claims nothing more."""
+        return len(self._threads.hung) >= self._settings.concurrency
+
+    def start(self) -> None:
+        """Begin to work."""
+        for loop in self._loops:
+            loop.start()
+
+    def stop(self, timeout: float) -> bool:
+        """Claim no more, hand back what has not begun, let the rest finish; return whether all of it did.
+
+        Coroutines still running after `timeout` are cancelled and their leases given back. Plain handlers cannot
+        be: their leases end with this process.
+        """
+        deadline = time.monotonic() + timeout
+        self._claiming.stop()
+        self._hand_back(self._threads.take_back() + self._async.take_back())
+        done = self.changed.wait_for(lambda: not self._held, deadline - time.monotonic())
+        if not done:
+            self._async.cancel()
+            done = self.changed.wait_for(lambda: not self._held, 1.0)
+        self._threads.stop()
+        self._async.stop()
+        self._watch.wake()
+        for loop in self._loops:
+            loop.stop(timeout=5)
+        self._settle_turn()
+        self._watch.close()
+        return done
+
+    def run_due(self) -> int:
+        """Claim, run and settle in the calling thread, one delivery at a time, until nothing is due."""
+        count = 0
+        with asyncio.Runner() as runner, ThreadPoolExecutor(max_workers=1) as threads:
+            for name in self._execution.handlers.subscriptions():
+                while found := self._ask(name, self._execution.handlers.interests(name), (), 1).deliveries:
+                    report = runner.run(self._execution.run_async(found[0], threads))
+                    self._settle([report])
+                    count += 1
+        return count
+
+    def wake(self) -> None:
+        """Look for work now."""
+        self._claiming.wake()
+
+    # ── claim ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _claim_turn(self) -> float:
+        """Claim for each subscription in turn; return how long nothing more is expected."""
+        names = self._execution.handlers.subscriptions()
+        if not names or self._is_busy() or self.worn_out:
+            return self._settings.poll_interval
+        pause = self._settings.poll_interval
+        self._turns += 1
+        first = self._turns % len(names)
+        for name in names[first:] + names[:first]:
+            claimed = self._claim(name, max(1, self._room() // len(names)))
+            if claimed.deliveries:
+                pause = 0.0
+            elif claimed.next_due is not None:
+                pause = min(pause, max((claimed.next_due - self._store.now()).total_seconds(), 0.001))
+            if self._is_busy():
+                break
+        return pause
+
+    def _is_busy(self) -> bool:
+        """Return whether to wait for settlements before claiming again.
+
+        Claims come in large steps; a suspect runs alone, and one that waits is let in by claiming nothing else.
+        """
+        held = len(self._held)
+        if held and (self._alone or self._draining):
+            return True
+        limit = self._limit()
+        return held >= limit or (held >= self._settings.concurrency and self._room() < (limit - self._settings.concurrency) // 2)
+
+    def _room(self) -> int:
+        return self._limit() - len(self._held)
+
+    def _limit(self) -> int:
+        """Return how many deliveries to hold: what can be started within half a second, as handlers go now."""
+        if self._settings.prefetch is not None:
+            return self._settings.prefetch
+        concurrency = self._settings.concurrency
+        if not self._seconds:
+            return 2 * concurrency
+        return max(concurrency, min(MOST_HELD, int(concurrency * HOLD_SECONDS / self._seconds)))
+
+    def _claim(self, subscription: str, limit: int) -> Claimed:
+        blocked = tuple(
+            handler.interest
+            for handler in self._execution.handlers.all()
+            if handler.breaker is not None and handler.subscription == subscription and not self._admits(handler)
+        )
+        claimed = self._ask(subscription, self._execution.handlers.interests(subscription), blocked, limit)
+        self._draining = claimed.suspects
+        self._dispatch(claimed.deliveries)
+        return claimed
+
+    def _ask(
+        self, subscription: str, interests: tuple[Interest, ...], blocked: tuple[Interest, ...], limit: int
+    ) -> Claimed:
+        return self._store.claim(
+            Claim(
+                subscription=subscription,
+                worker_id=self._worker_id,
+                owner=self._owner,
+                interests=interests,
+                blocked=blocked,
+                limit=limit,
+                lease=self._lease,
+                policy=self._execution.policy,
+                alone=not self._held,
+            )
+        )
+
+    def _admits(self, handler: Handler) -> bool:
+        """Return whether a handler's breaker lets everything through; if it is time for a probe, send one."""
+        breaker = handler.breaker
+        if breaker is None:
+            return True
+        state = self._store.breaker(handler.breaker_name)
+        self._execution.breakers[handler.breaker_name] = state
+        admission = breaker.admit(state, self._store.now())
+        if admission is Admission.PROBE:
+            self._probe(handler)
+        return admission is Admission.ALL
+
+    def _probe(self, handler: Handler) -> None:
+        """Claim one event past an open breaker, if no other worker is doing so."""
+        breaker = handler.breaker
+        if breaker is None:
+            return
+        until = self._store.now() + self._lease
+        state = self._store.change_breaker(
+            handler.breaker_name,
+            lambda state: breaker.probing(state, until)
+            if breaker.admit(state, self._store.now()) is Admission.PROBE
+            else None,
+        )
+        if state.probe_until != until:
+            return
+        claimed = self._ask(handler.subscription, (handler.interest,), (), 1)
+        self._execution.probes.update(delivery.lease for delivery in claimed.deliveries)
+        self._dispatch(claimed.deliveries)
+        if not claimed.deliveries:
+            self._store.change_breaker(handler.breaker_name, breaker.unused)
+
+    def _dispatch(self, deliveries: Sequence[Delivery]) -> None:
+        if not deliveries:
+            return
+        probe("claimed")
+        left = (deliveries[0].lease_until - self._store.now()).total_seconds()
+        self._beat_every = min(self._beat_every, max(left / 3, 0.05))
+        self._alone = deliveries[0].suspect
+        self._held.update((delivery.lease, delivery) for delivery in deliveries)
+        awaited = [delivery for delivery in deliveries if self._execution.is_async(delivery)]
+        plain = deliveries if not awaited else [each for each in deliveries if not self._execution.is_async(each)]
+        if plain:
+            self._threads.submit(plain, self._chunk(len(plain)))
+        if awaited:
+            self._async.submit(awaited, 1)
+
+    def _chunk(self, count: int) -> int:
+        """Return how many short events to hand to a thread at once: handing over costs more than running them."""
+        if not self._seconds:
+            return 1
+        share = -(-count // self._settings.concurrency)
+        return max(1, min(share, MOST_CHUNK, int(CHUNK_SECONDS / self._seconds)))
+
+    # ── settle ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _take_report(self, report: Report) -> None:
+        self._reports.append(report)
+        self._settling.wake()
+
+    def _settle_turn(self) -> float:
+        """Settle all that was reported since the last turn, in one transaction."""
+        batch: list[Report] = []
+        while self._reports and len(batch) < MOST_HELD:
+            batch.append(self._reports.popleft())
+        if not batch:
+            return 1.0
+        probe("settling")
+        try:
+            self._settle(batch)
+        except BaseException:
+            # Nothing was recorded, or it is not known: settling again is harmless, forgetting is not.
+            self._reports.extendleft(reversed(batch))
+            raise
+        probe("settled")
+        self._let_go(batch)
+        return 0.0
+
+    def _settle(self, batch: list[Report]) -> None:
+        told = [
+            Settlement(each.delivery.lease, each.outcome, self._worker_id, execution_time_ms=each.execution_time_ms)
+            for each in batch
+            if each.outcome is not None
+        ]
+        results = self._store.settle(told) if told else []
+        for settlement, result in zip(told, results, strict=True):
+            if result is Settled.LOST:
+                logger.warning("lease_lost", extra=_fields(settlement.lease))
+        self._hand_back([each.delivery for each in batch if each.outcome is None], forget=False)
+
+    def _let_go(self, batch: list[Report]) -> None:
+        mean = sum(each.execution_time_ms for each in batch) / len(batch) / 1000
+        self._seconds += (mean - self._seconds) * (SMOOTHING if self._seconds else 1)
+        for each in batch:
+            self._held.pop(each.delivery.lease, None)
+            self._execution.probes.discard(each.delivery.lease)
+        if not self._held:
+            self._alone = False
+        self.changed.notify()
+        if not self._is_busy():
+            self._claiming.wake()
+
+    def _hand_back(self, deliveries: list[Delivery], *, forget: bool = True) -> None:
+        if deliveries:
+            self._store.release([delivery.lease for delivery in deliveries], self._worker_id)
+        if forget:
+            for delivery in deliveries:
+                self._held.pop(delivery.lease, None)
+            self.changed.notify()
+
+    # ── heartbeat, wake-up, timeouts ─────────────────────────────────────────────────────────────────────────────
+
+    def _heartbeat_turn(self) -> float:
+        """Extend all leases in one statement, every third of the shortest."""
+        held = list(self._held)
+        if held:
+            for lease in self._store.extend(held, self._lease):
+                if lease in self._held:
+                    logger.warning("lease_lost", extra=_fields(lease))
+        return self._beat_every
+
+    def _watch_turn(self) -> float:
+        if self._watch.wait(self._settings.poll_interval):
+            self._claiming.wake()
+            self.changed.notify()
+        return 0.0
+
+    def _timeout_turn(self) -> float:
+        self._threads.watch()
+        return WATCH_EVERY
+
+
+def _fields(lease: Lease) -> dict[str, object]:
+    return {"event_id": lease.event_id, "subscription": lease.subscription, "epoch": lease.epoch}
