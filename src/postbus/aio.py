@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Any, Concatenate, Final, ParamSpec, Protocol, Self, TypeVar, Unpack
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, Unpack
 
 from postbus.bus import EventBus, F, HandlerOptions, Subscriptions
 from postbus.dlq import DeadLetters
@@ -20,11 +20,12 @@ S = TypeVar("S")
 THREADS: Final = 64
 
 
-class _Wrapper(Protocol[S]):
-    """Something that has the blocking object and the threads to call it in."""
+class _Wrapper(Generic[S]):
+    """Has the blocking object, and the threads to call it in."""
 
-    _wrapped: S
-    _threads: ThreadPoolExecutor
+    def __init__(self, wrapped: S, threads: ThreadPoolExecutor) -> None:
+        self.wrapped = wrapped
+        self.threads = threads
 
 
 def _awaited(
@@ -34,18 +35,14 @@ def _awaited(
 
     @functools.wraps(method)
     async def call(self: _Wrapper[S], *args: P.args, **kwargs: P.kwargs) -> R:
-        bound = functools.partial(method, self._wrapped, *args, **kwargs)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, bound)
+        bound = functools.partial(method, self.wrapped, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self.threads, bound)
 
     return call
 
 
-class _AsyncDeadLetters:
+class _AsyncDeadLetters(_Wrapper[DeadLetters]):
     """DeadLetters, awaited."""
-
-    def __init__(self, wrapped: DeadLetters, threads: ThreadPoolExecutor) -> None:
-        self._wrapped = wrapped
-        self._threads = threads
 
     list = _awaited(DeadLetters.list)
     get = _awaited(DeadLetters.get)
@@ -54,12 +51,8 @@ class _AsyncDeadLetters:
     purge = _awaited(DeadLetters.purge)
 
 
-class _AsyncSubscriptions:
+class _AsyncSubscriptions(_Wrapper[Subscriptions]):
     """Subscriptions, awaited."""
-
-    def __init__(self, wrapped: Subscriptions, threads: ThreadPoolExecutor) -> None:
-        self._wrapped = wrapped
-        self._threads = threads
 
     list = _awaited(Subscriptions.list)
     create = _awaited(Subscriptions.create)
@@ -68,15 +61,14 @@ class _AsyncSubscriptions:
     delete = _awaited(Subscriptions.delete)
 
 
-class AsyncEventBus:
+class AsyncEventBus(_Wrapper[EventBus]):
     """An EventBus whose methods are awaited; coroutine handlers run on the loop that called `start`."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         """Open the bus; takes what EventBus takes."""
-        self._wrapped = EventBus(*args, **options)
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="postbus-await")
-        self.dlq = _AsyncDeadLetters(self._wrapped.dlq, self._threads)
-        self.subscriptions = _AsyncSubscriptions(self._wrapped.subscriptions, self._threads)
+        super().__init__(EventBus(*args, **options), ThreadPoolExecutor(THREADS, thread_name_prefix="postbus-await"))
+        self.dlq = _AsyncDeadLetters(self.wrapped.dlq, self.threads)
+        self.subscriptions = _AsyncSubscriptions(self.wrapped.subscriptions, self.threads)
 
     publish = _awaited(EventBus.publish)
     publish_many = _awaited(EventBus.publish_many)
@@ -97,33 +89,33 @@ class AsyncEventBus:
     @property
     def worker_id(self) -> str:
         """Who this bus is when it claims."""
-        return self._wrapped.worker_id
+        return self.wrapped.worker_id
 
     def on(self, pattern: str, **options: Unpack[HandlerOptions]) -> Callable[[F], F]:
         """Have the decorated function handle the events a pattern covers; not awaited, since it decorates."""
-        return self._wrapped.on(pattern, **options)
+        return self.wrapped.on(pattern, **options)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncGenerator[Transaction]:
         """Open a transaction on the bus's own store; see EventBus.transaction."""
-        loop, held = asyncio.get_running_loop(), self._wrapped.transaction()
-        tx = await loop.run_in_executor(self._threads, held.__enter__)
+        loop, held = asyncio.get_running_loop(), self.wrapped.transaction()
+        tx = await loop.run_in_executor(self.threads, held.__enter__)
         try:
             yield tx
         except BaseException as error:
-            await loop.run_in_executor(self._threads, held.__exit__, type(error), error, error.__traceback__)
+            await loop.run_in_executor(self.threads, held.__exit__, type(error), error, error.__traceback__)
             raise
-        await loop.run_in_executor(self._threads, held.__exit__, None, None, None)
+        await loop.run_in_executor(self.threads, held.__exit__, None, None, None)
 
     async def start(self) -> None:
         """Begin to handle events; coroutine handlers run on the present event loop."""
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._threads, functools.partial(self._wrapped.start, loop=loop))
+        await loop.run_in_executor(self.threads, functools.partial(self.wrapped.start, loop=loop))
 
     async def shutdown(self, timeout: float | None = None) -> bool:  # noqa: ASYNC109  the bus's own word for it
         """Shut down; see EventBus.shutdown."""
         done = await self._shutdown(timeout)
-        self._threads.shutdown(wait=False)
+        self.threads.shutdown(wait=False)
         return done
 
     async def __aenter__(self) -> Self:

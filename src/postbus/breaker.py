@@ -9,10 +9,13 @@ these functions only say what follows from what.
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
+from typing import Final
 
 from postbus.errors import InvalidRequest
 
 __all__ = ["Admission", "Breaker", "BreakerState"]
+
+LONGEST_RESET: Final = 365 * 86_400.0
 
 
 class Admission(StrEnum):
@@ -48,8 +51,8 @@ class Breaker:
 
     def __post_init__(self) -> None:
         """Refuse a breaker that could never close or never open."""
-        if self.failures < 1 or self.reset_after <= 0:
-            raise InvalidRequest("a breaker needs failures >= 1 and reset_after > 0")
+        if self.failures < 1 or not 0 < self.reset_after <= LONGEST_RESET:
+            raise InvalidRequest("a breaker needs failures >= 1 and reset_after between 0 s and a year")
 
     def admit(self, state: BreakerState, now: datetime) -> Admission:
         """Return what may be claimed now; PROBE must be taken with `probing` before it is used."""

@@ -115,7 +115,11 @@ class EventBus:
         self._owner = uuid4().hex
         self._handlers = Handlers()
         self._execution = Execution(
-            self.store, self._handlers, settings.retry, timedelta(seconds=settings.lease), random.Random()  # noqa: S311
+            self.store,
+            self._handlers,
+            settings.retry,
+            timedelta(seconds=settings.lease),
+            random.Random(),  # noqa: S311
         )
         self._worker: Worker | None = None
         self._upkeep: Loop | None = None
@@ -215,7 +219,7 @@ class EventBus:
         yet is made, for this pattern and from now on; one that exists is widened to it.
         """
         self._open()
-        made = make_handler(pattern, handler, **{**options, "tags": tuple(options.get("tags", ()))})
+        made = make_handler(pattern, handler, **options)
         self.subscriptions.ensure(made.subscription, made.interest.pattern)
         self._handlers.add(made)
         self.store.register_handlers([self._record(made)])
@@ -417,7 +421,7 @@ class EventBus:
     def finalize(
         self,
         delivery: Delivery,
-        success: bool | None = None,
+        success: bool | None = None,  # noqa: FBT001  the contract's second argument
         *,
         errors: Sequence[str | BaseException] = (),
         retry: bool = True,
@@ -430,13 +434,14 @@ class EventBus:
         policy and, none left, makes it a dead letter; with `retry=False` at once. Repeating it changes nothing.
         Raises LeaseLost, changing nothing, if another claim, a reset or another outcome has come first.
         """
-        outcome = self._outcome(delivery, success, [describe(each, delivery, self.store) for each in errors], retry)
+        described = [describe(each, delivery, self.store) for each in errors]
+        outcome = self._outcome(delivery, success, described, retry=retry)
         told = Settlement(delivery.lease, outcome, delivery.worker_id, status_code, execution_time_ms)
         if self.store.settle([told])[0] is Settled.LOST:
             raise LeaseLost(f"event {delivery.id} in {delivery.subscription!r} is no longer held under this lease")
 
     def _outcome(
-        self, delivery: Delivery, success: bool | None, errors: list[AttemptError], retry: bool  # noqa: FBT001
+        self, delivery: Delivery, success: bool | None, errors: Sequence[AttemptError], *, retry: bool
     ) -> Outcome:
         if success is None or success:
             if success and errors:

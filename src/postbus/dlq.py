@@ -94,6 +94,4 @@ class DeadLetters:
             raise InvalidRequest("older_than_days must be 0 or more")
         if by not in ("created_at", "died_at"):
             raise InvalidRequest("purge goes by created_at or died_at")
-        return DeadFilter(
-            subscription=subscription, type=type, before=self._store.now() - timedelta(days=days), by=by
-        )
+        return DeadFilter(subscription=subscription, type=type, before=self._store.now() - timedelta(days=days), by=by)

@@ -88,17 +88,22 @@ class UnsafeStore(PostbusError):
     """The store cannot keep its promises (corruption, unsafe settings), so it is refused."""
 
 
-class Discard(Exception):  # noqa: N818  a choice a handler makes, not an error
+class Discard(Exception):
     """Raised by a handler: make this a dead letter at once, with this reason."""
 
 
-class RetryLater(Exception):  # noqa: N818  a choice a handler makes, not an error
+class RetryLater(Exception):
     """Raised by a handler: try again after `delay`. It counts as an attempt."""
 
     def __init__(self, delay: float | timedelta, reason: str = "the handler asked for a later retry") -> None:
         """Ask for the next attempt `delay` (seconds or timedelta) from now."""
-        super().__init__(reason)
-        self.delay = delay if isinstance(delay, timedelta) else timedelta(seconds=delay)
+        super().__init__(delay, reason)
+        self.delay = max(delay if isinstance(delay, timedelta) else timedelta(seconds=delay), timedelta(0))
+        self.reason = reason
+
+    def __str__(self) -> str:
+        """Return the reason: what is recorded of this attempt."""
+        return self.reason
 
 
 CODES: Final[dict[type[PostbusError], tuple[int, int]]] = {

@@ -60,7 +60,7 @@ class Context:
         return self.delivery.worker_id
 
     def extend(self) -> None:
-        """Let the lease run on from now; raise LeaseLost if another holds the delivery. Workers do this by themselves."""
+        """Let the lease run on from now, as workers do by themselves; raise LeaseLost if it has passed."""
         self._extend(self.delivery)
 
 

@@ -2,7 +2,7 @@
 
 import inspect
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final, Literal, get_args
@@ -80,12 +80,12 @@ class Handler:
             raise Discard(f"the payload does not fit {getattr(self.model, '__name__', self.model)}: {error}") from None
 
 
-def make_handler(  # noqa: PLR0913  the options of `subscribe`
+def make_handler(
     pattern: str,
     function: Callable[..., Any],
     *,
     subscription: str = "default",
-    tags: tuple[str, ...] = (),
+    tags: Sequence[str] = (),
     retry: RetryPolicy | Mapping[str, float] | None = None,
     timeout: float | None = DEFAULT_TIMEOUT,
     on_error: OnError = "retry",

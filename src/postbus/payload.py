@@ -112,28 +112,34 @@ def _check(payload: Json) -> bool:
     """Raise InvalidPayloadError unless every part is plain JSON; return whether an integer is wider than 64 bits."""
     wide = False
     level: list[Any] = [payload]
-    for _depth in range(MAX_DEPTH + 1):
+    for _ in range(MAX_DEPTH + 1):
         below: list[Any] = []
         for value in level:
-            kind = type(value)
-            if kind is str:
-                _check_text(value)
-            elif kind is dict:
-                _check_keys(value)
-                below.extend(value.values())
-            elif kind is list:
-                below.extend(value)
-            elif kind is int:
-                wide = _check_int(value) or wide
-            elif kind is float:
-                if not math.isfinite(value):
-                    raise InvalidPayloadError(f"{value} is not JSON: publish null or a string")
-            elif kind is not bool and value is not None:
-                raise InvalidPayloadError(_why_not(value))
+            wide |= _check_one(value, below)
         if not below:
             return wide
         level = below
     raise InvalidPayloadError(f"the payload is nested more than {MAX_DEPTH} levels deep")
+
+
+def _check_one(value: Any, below: list[Any]) -> bool:
+    """Check one value and put what it holds into `below`; return whether it is an integer wider than 64 bits."""
+    kind = cast("type[object]", type(value))
+    if kind is str:
+        _check_text(value)
+    elif kind is dict:
+        _check_keys(value)
+        below.extend(value.values())
+    elif kind is list:
+        below.extend(value)
+    elif kind is int:
+        return _check_int(value)
+    elif kind is float:
+        if not math.isfinite(value):
+            raise InvalidPayloadError(f"{value} is not JSON: publish null or a string")
+    elif kind is not bool and value is not None:
+        raise InvalidPayloadError(_why_not(value))
+    return False
 
 
 def _check_int(value: int) -> bool:

@@ -147,8 +147,8 @@ class Worker:
         held = len(self._held)
         if held and (self._alone or self._draining):
             return True
-        limit = self._limit()
-        return held >= limit or (held >= self._settings.concurrency and self._room() < (limit - self._settings.concurrency) // 2)
+        limit, concurrency = self._limit(), self._settings.concurrency
+        return held >= limit or (held >= concurrency and limit - held < (limit - concurrency) // 2)
 
     def _room(self) -> int:
         return self._limit() - len(self._held)
@@ -210,9 +210,9 @@ class Worker:
         until = self._store.now() + self._lease
         state = self._store.change_breaker(
             handler.breaker_name,
-            lambda state: breaker.probing(state, until)
-            if breaker.admit(state, self._store.now()) is Admission.PROBE
-            else None,
+            lambda state: (
+                breaker.probing(state, until) if breaker.admit(state, self._store.now()) is Admission.PROBE else None
+            ),
         )
         if state.probe_until != until:
             return

@@ -7,7 +7,7 @@ meanwhile. A lone caller therefore pays for nothing but its own commit.
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -77,7 +77,7 @@ class Committer(Generic[C]):
         return slot.result
 
     @contextmanager
-    def exclusive(self) -> Iterator[C]:
+    def exclusive(self) -> Generator[C]:
         """Hold the connection in a transaction of the caller's own: commit at the end, roll back if it raises."""
         self._lead_or_wait(_Slot(None))
         self._holder = threading.get_ident()

@@ -283,7 +283,7 @@ class Store(Protocol):
         """Return all subscriptions by name."""
         ...
 
-    def create_subscription(  # noqa: PLR0913  a subscription's parts
+    def create_subscription(
         self,
         name: str,
         patterns: Sequence[str],

@@ -21,6 +21,7 @@ from postbus.store.sqlite.connection import Database, Row
 __all__ = ["Catalog"]
 
 MAX_REMEMBERED = 100_000
+Fanout = tuple[tuple[str, int], ...]
 
 
 class Catalog:
@@ -39,7 +40,7 @@ class Catalog:
             self._subscriptions: dict[str, Subscription] = {}
             self._queues: tuple[str, ...] = ()
             self._book = RouteBook()
-            self._fanout: dict[tuple[str, tuple[str, ...], int], tuple[tuple[str, int], ...]] = {}
+            self._fanout: dict[tuple[str, tuple[str, ...], int], Fanout] = {}
 
     def refresh(self, db: Database) -> None:
         """Take in what has changed since the last time; `db` is in a transaction or reads committed rows."""
@@ -86,7 +87,7 @@ class Catalog:
         """Return what a route's id stands for."""
         return self._book.by_id[identity]
 
-    def fanout(self, db: Database, event_type: str, tags: tuple[str, ...], priority: int) -> tuple[tuple[str, int], ...]:
+    def fanout(self, db: Database, event_type: str, tags: tuple[str, ...], priority: int) -> Fanout:
         """Return (subscription, route) for every queue that wants such an event, registering routes not seen before."""
         key = (event_type, tags, priority)
         found = self._fanout.get(key)
@@ -101,9 +102,7 @@ class Catalog:
             self._fanout[key] = found
         return found
 
-    def file_under(
-        self, db: Database, subscription: str, priority: int, event_type: str, tags: tuple[str, ...]
-    ) -> int:
+    def file_under(self, db: Database, subscription: str, priority: int, event_type: str, tags: tuple[str, ...]) -> int:
         """Return the id of a route, registering it in `db`'s transaction if it is new."""
         joined = ",".join(sorted(tags))
         identity = route_id(subscription, priority, event_type, joined, solo=False)

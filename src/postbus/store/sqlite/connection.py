@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +16,7 @@ __all__ = ["SQL", "Database", "Row", "require_safe_sqlite", "translated"]
 
 Row = tuple[Any, ...]
 SQL: Final = load_queries("postbus.store.sqlite")
+WITHOUT_WAL_RESET_BUG: Final = ((3_051_003, 4_000_000), (3_050_007, 3_051_000), (3_044_006, 3_045_000))
 BUSY_SECONDS: Final = 30.0
 CACHE_KIB: Final = 65_536
 CHECKPOINT_PAGES: Final = 4_000
@@ -27,8 +28,7 @@ def require_safe_sqlite(version: int) -> None:
 
     Fixed in 3.51.3 and in the branches 3.50.7 and 3.44.6. `version` is as SQLite gives it: 3051003.
     """
-    fixed = version >= 3_051_003 or 3_050_007 <= version < 3_051_000 or 3_044_006 <= version < 3_045_000
-    if not fixed:
+    if not any(first <= version < end for first, end in WITHOUT_WAL_RESET_BUG):
         raise UnsafeStore(f"SQLite {version} can corrupt a WAL file (fixed in 3.51.3): upgrade the apsw package")
 
 
@@ -132,7 +132,7 @@ class _Patience:
 
 
 @contextmanager
-def translated(path: Path) -> Iterator[None]:
+def translated(path: Path) -> Generator[None]:
     """Turn SQLite's errors into postbus's, saying what happened to which file and what to do."""
     try:
         yield

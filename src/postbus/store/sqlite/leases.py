@@ -47,7 +47,8 @@ class Leases:
         suspects = self._find(selection.solo, selection, 1, claim.policy)
         if suspects and claim.alone:
             return self._take(suspects, claim, end), False
-        return self._take(self._find(selection.normal, selection, claim.limit, claim.policy), claim, end), bool(suspects)
+        found = self._find(selection.normal, selection, claim.limit, claim.policy)
+        return self._take(found, claim, end), bool(suspects)
 
     def _find(
         self, groups: dict[int, dict[int, None]], selection: Selection, limit: int, policy: RetryPolicy
@@ -197,7 +198,7 @@ class Leases:
             (route, due, due, self._now, self._draw(), counted, _with(row, error), row.event_id, row.subscription,
              row.epoch),
         )  # fmt: skip
-        self._log(row, Action.FAILED, Status.PENDING, told.worker_id, error, told)
+        self._log(row, Action.FAILED, Status.PENDING, told.worker_id, error=error, told=told)
 
     def _bury(self, row: Held, told: Settlement, error: AttemptError) -> None:
         """Make it a dead letter, with the row in the audit log that tells its whole story."""
@@ -210,12 +211,13 @@ class Leases:
         )
         self._db.run("log_end", self._end_row(told, row, errors))
 
-    def _log(  # noqa: PLR0913  an audit row's parts
+    def _log(
         self,
         row: Held,
         action: Action,
         status: Status | None,
         worker_id: str | None,
+        *,
         error: AttemptError | None = None,
         told: Settlement | None = None,
     ) -> None:
@@ -295,7 +297,7 @@ class Leases:
         if row.state not in (State.PENDING, State.LEASED):
             raise Conflict(f"event {event_id} is a dead letter in {subscription!r}: retry it with dlq.retry")
         self._db.run("make_due", (self._now, self._now, self._now, self._draw(), event_id, subscription, row.epoch))
-        self._log(row, Action.RESET, Status.PENDING, actor, AttemptError("Reset", reason))
+        self._log(row, Action.RESET, Status.PENDING, actor, error=AttemptError("Reset", reason))
 
     # ── expiry ───────────────────────────────────────────────────────────────────────────────────────────────────
 

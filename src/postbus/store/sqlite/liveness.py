@@ -5,7 +5,7 @@ Not by pid: containers reuse pid 1, and hosts reuse any. The lock goes with the 
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -20,14 +20,17 @@ class Liveness:
         self._folder = database.with_name(database.name + "-alive")
 
     @contextmanager
-    def holding(self, owner: str) -> Iterator[None]:
+    def holding(self, owner: str) -> Generator[None]:
         """Be known as alive until the end of the block, or of the process."""
         self._folder.mkdir(exist_ok=True)
         path = self._folder / owner
-        lock = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
+        # Locked under another name first: from its first moment on, the file named by the nonce is a locked one.
+        unlocked = path.with_suffix(".new")
+        lock = os.open(unlocked, os.O_CREAT | os.O_RDWR, 0o644)
         closing = _closed_in_children(lock)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
+            unlocked.rename(path)
             yield
         finally:
             with suppress(FileNotFoundError):

@@ -26,7 +26,7 @@ from postbus.store.sqlite.catalog import Catalog
 from postbus.store.sqlite.connection import Database, Row
 from postbus.store.sqlite.records import decode_errors, event_from_row, log_from_row, moment, split_tags
 
-__all__ = ["Reading", "dead_keys"]
+__all__ = ["Reading", "dead_keys", "tags_filter"]
 
 TOTAL_CAP: Final = 10_000
 END_OF_TIME: Final = (1 << 63) - 1
@@ -99,11 +99,12 @@ class Reading:
 
     # ── lists ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def events(  # noqa: PLR0913  each is a filter of its own
+    def events(
         self,
         subscription: str,
         status: Status | None,
         wanted: Callable[[Row], bool] | None,
+        *,
         limit: int,
         offset: int,
         after: int | None,
@@ -211,7 +212,8 @@ class Reading:
 
     def _queues(self) -> tuple[SubscriptionStats, ...]:
         depth: dict[tuple[str, int, int], tuple[int, int | None]] = {
-            (name, state, now): (count, oldest) for name, state, now, count, oldest in self._db.run("depth", (self._now,))
+            (name, state, now): (count, oldest)
+            for name, state, now, count, oldest in self._db.run("depth", (self._now,))
         }
         done = {(name, status): count for name, status, count in self._db.run("count_completed")}
         return tuple(

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from postbus.clock import from_micros, to_micros
-from postbus.model import Action, AttemptError, Event, LogEntry, State, Status
+from postbus.model import Action, AttemptError, Event, LogEntry, Status
 from postbus.payload import Draft, decode
 from postbus.store.sqlite.connection import Row
 
@@ -130,9 +130,7 @@ def decode_errors(text: str | None) -> tuple[AttemptError, ...]:
     """Return the errors of a delivery, one an attempt, oldest first."""
     if text is None:
         return ()
-    return tuple(AttemptError(**{**entry, "at": moment(entry["at"])}) for entry in orjson.loads(text))
-
-
-def status_of(state: int) -> Status:
-    """Return the status shown for a stored state."""
-    return State(state).status
+    entries: list[dict[str, Any]] = orjson.loads(text)
+    for entry in entries:
+        entry["at"] = moment(entry["at"])
+    return tuple(AttemptError(**entry) for entry in entries)

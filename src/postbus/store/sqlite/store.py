@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -52,7 +52,7 @@ from postbus.store.sqlite.inspection import inspect
 from postbus.store.sqlite.leases import Leases, Taken
 from postbus.store.sqlite.liveness import Liveness
 from postbus.store.sqlite.reading import Reading, dead_keys, tags_filter
-from postbus.store.sqlite.records import event_from_row, moment
+from postbus.store.sqlite.records import event_from_row, moment, split_tags
 from postbus.store.sqlite.watch import FileWatch
 
 __all__ = ["SqliteStore"]
@@ -115,7 +115,7 @@ class SqliteStore:
         return events
 
     @contextmanager
-    def transaction(self) -> Iterator[Transaction]:
+    def transaction(self) -> Generator[Transaction]:
         """Hold the file's one write transaction for the caller; other writers wait until it ends."""
         self._usable()
         with translated(self._path), self._committer.exclusive() as db:
@@ -130,7 +130,7 @@ class SqliteStore:
 
     def claim(self, claim: Claim) -> Claimed:
         """Lease due deliveries to a worker."""
-        with self._read() as (db, reading):
+        with self._read() as (_, reading):
             subscription = self._catalog.subscription(claim.subscription)
             selection = self._catalog.select(claim.subscription, claim.interests, claim.blocked)
             if subscription.paused:
@@ -265,7 +265,8 @@ class SqliteStore:
     ) -> Page[Event]:
         """Return a page of events, newest first."""
         with self._read() as (_, reading):
-            return reading.events(subscription, status, tags_filter(type, tags), limit, offset, after)
+            wanted = tags_filter(type, tags)
+            return reading.events(subscription, status, wanted, limit=limit, offset=offset, after=after)
 
     def stats(self) -> Stats:
         """Return the bus in figures."""
@@ -321,7 +322,7 @@ class SqliteStore:
         with self._read():
             return self._catalog.subscriptions()
 
-    def create_subscription(  # noqa: PLR0913  a subscription's parts
+    def create_subscription(
         self,
         name: str,
         patterns: Sequence[str],
@@ -419,8 +420,8 @@ class SqliteStore:
         """Return what all processes have registered."""
         with self._read() as (db, _):
             return tuple(
-                HandlerRecord(*row[:4], tuple(row[4].split(",")) if row[4] else (), *row[5:7], from_micros(row[7]))
-                for row in db.run("handlers")
+                HandlerRecord(identity, name, subscription, pattern, split_tags(tags), worker, owner, from_micros(seen))
+                for identity, name, subscription, pattern, tags, worker, owner, seen in db.run("handlers")
             )
 
     def breaker(self, name: str) -> BreakerState:
@@ -502,7 +503,7 @@ class SqliteStore:
         return self._write(refreshed)
 
     @contextmanager
-    def _read(self) -> Iterator[tuple[Database, Reading]]:
+    def _read(self) -> Generator[tuple[Database, Reading]]:
         self._usable()
         with self._lock:
             db = self._readers.pop() if self._readers else None
