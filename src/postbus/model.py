@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import IntEnum, StrEnum
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from postbus.retry import RetryPolicy
 
@@ -190,8 +190,7 @@ class Event:
         return self.errors[-1].message if self.errors else None
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
+class Lease(NamedTuple):
     """The right to work on one delivery: valid while nobody drew a newer epoch for it."""
 
     event_id: int

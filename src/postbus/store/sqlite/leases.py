@@ -5,8 +5,9 @@ from dataclasses import replace
 from datetime import timedelta
 from heapq import merge
 from itertools import islice
-from operator import itemgetter
-from typing import Final, assert_never
+from typing import Final, NamedTuple, assert_never
+
+import orjson
 
 from postbus.clock import from_micros
 from postbus.errors import Conflict, LeaseLost, NotFound
@@ -22,12 +23,23 @@ __all__ = ["Leases", "Taken"]
 
 EXACT_ROUTES: Final = 64
 ROTATING_ROUTES: Final = 32
-LOWEST_ROUTE: Final = -(1 << 63) - 1
-_DUE_ORDER: Final = itemgetter(4, 0)
+LOWEST: Final = -(1 << 63)
 _MICROS: Final = timedelta(microseconds=1)
 
-Taken = tuple[Held, int, int]
-"""What a claim took: the row as it was, its new epoch, and its lease's end."""
+Candidate = tuple[int, int, int, int, int, int | None, int]
+"""What a claim looks at: due_at, event_id, state, attempt, retry_count, max_retries, route; sorts as it is due."""
+
+
+class Taken(NamedTuple):
+    """What a claim took."""
+
+    event_id: int
+    attempt: int
+    retry_count: int
+    max_retries: int | None
+    route: int
+    epoch: int
+    until: int
 
 
 class Leases:
@@ -52,60 +64,62 @@ class Leases:
 
     def _find(
         self, groups: dict[int, dict[int, None]], selection: Selection, limit: int, policy: RetryPolicy
-    ) -> list[Held]:
+    ) -> list[Candidate]:
         """Return up to `limit` claimable rows, highest priority first, ending the expired leases it meets."""
-        found: list[Held] = []
+        found: list[Candidate] = []
         for priority in sorted(groups, reverse=True):
             while len(found) < limit:
                 rows = self._probe(groups[priority], selection, priority, limit - len(found))
-                expired = [row for row in rows if row.state == State.LEASED]
-                found += [row for row in rows if row.state == State.PENDING]
+                expired = [row for row in rows if row[2] == State.LEASED]
+                found += rows if not expired else [row for row in rows if row[2] == State.PENDING]
                 if not expired:
                     break
-                self._expire_all(expired, policy)
+                self._expire_all([self._row(row[1], selection.subscription) for row in expired], policy)
         return found
 
-    def _probe(self, routes: dict[int, None], selection: Selection, priority: int, limit: int) -> list[Held]:
-        chosen: Iterable[int] = routes
-        if len(routes) > EXACT_ROUTES:
-            chosen = self._next_turn(routes, selection, priority)
-        cursors = [self._db.iterate("due", (route, self._now, limit)) for route in chosen]
-        rows: Iterator[Row] = cursors[0] if len(cursors) == 1 else merge(*cursors, key=_DUE_ORDER)
-        return [Held._make(row) for row in islice(rows, limit)]
+    def _probe(self, routes: dict[int, None], selection: Selection, priority: int, limit: int) -> list[Candidate]:
+        chosen = list(routes)
+        if len(chosen) > EXACT_ROUTES:
+            chosen = self._next_turn(routes, selection, priority, max(ROTATING_ROUTES, limit))
+        step = -(-2 * limit // len(chosen)) if len(chosen) > 1 else limit
+        lists = [self._due(route, step) for route in chosen]
+        rows = lists[0] if len(lists) == 1 else merge(*lists)
+        return list(islice(rows, limit))
 
-    def _next_turn(self, routes: dict[int, None], selection: Selection, priority: int) -> list[int]:
-        """Return the next few of many routes that hold something due, going round, so that each gets its turn."""
-        start = selection.turns.get(priority, LOWEST_ROUTE + 1)
-        chosen = list(islice(self._present(routes, start), ROTATING_ROUTES))
-        if len(chosen) < ROTATING_ROUTES and start > LOWEST_ROUTE + 1:
-            again = self._present(routes, LOWEST_ROUTE + 1)
-            chosen += [route for route in islice(again, ROTATING_ROUTES - len(chosen)) if route <= start]
-        selection.turns[priority] = chosen[-1] if chosen else LOWEST_ROUTE + 1
+    def _due(self, route: int, step: int) -> Iterator[Candidate]:
+        """Go through what is due on a route in order, fetched `step` rows at a time, as far as the caller goes."""
+        due_at = event_id = LOWEST
+        while True:
+            rows: list[Candidate] = orjson.loads(self._db.value("due", (route, self._now, due_at, event_id, step)))
+            yield from rows
+            if len(rows) < step:
+                return
+            due_at, event_id, *_ = rows[-1]
+
+    def _next_turn(self, routes: dict[int, None], selection: Selection, priority: int, count: int) -> list[int]:
+        """Return the next of many routes that hold something due, going round, so that each gets its turn."""
+        start = selection.turns.get(priority, LOWEST)
+        chosen = list(islice(self._present(routes, start), count))
+        if len(chosen) < count and start > LOWEST:
+            again = islice(self._present(routes, LOWEST), count - len(chosen))
+            chosen += [route for route in again if route <= start]
+        selection.turns[priority] = chosen[-1] if chosen else LOWEST
         return chosen
 
     def _present(self, routes: dict[int, None], after: int) -> Iterator[int]:
         return (row[0] for row in self._db.iterate("routes_with_due", (after, self._now)) if row[0] in routes)
 
-    def _take(self, rows: list[Held], claim: Claim, end: int) -> list[Taken]:
+    def _take(self, rows: list[Candidate], claim: Claim, end: int) -> list[Taken]:
         if not rows:
             return []
         first = self._draw(len(rows))
-        now, worker, owner = self._now, claim.worker_id, claim.owner
-        self._db.many(
-            "lease",
-            [
-                (end, epoch, row.attempt + 1, now, now, worker, owner, row.event_id, row.subscription)
-                for epoch, row in enumerate(rows, first)
-            ],
-        )
-        self._db.many(
-            "log",
-            [
-                (row.event_id, row.subscription, "PICKED", now, "PROCESSING", row.attempt + 1, epoch, worker, *_NOTHING)
-                for epoch, row in enumerate(rows, first)
-            ],
-        )
-        return [(row, epoch, end) for epoch, row in enumerate(rows, first)]
+        ids = json_array(row[1] for row in rows)
+        self._db.run("lease", (ids, claim.subscription, end, first, self._now, claim.worker_id, claim.owner))
+        self._db.run("log_picked", (ids, claim.subscription))
+        return [
+            Taken(event_id, attempt + 1, retry_count, max_retries, route, epoch, end)
+            for epoch, (_, event_id, _, attempt, retry_count, max_retries, route) in enumerate(rows, first)
+        ]
 
     def _draw(self, count: int = 1) -> int:
         """Return the first of `count` epochs that nobody has had before."""
@@ -115,25 +129,22 @@ class Leases:
 
     def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
         """Record outcomes; see the contract."""
-        applied = self._finish([each for each in settlements if isinstance(each.outcome, Done | DoneWithErrors)])
-        return [self._settle_one(each, applied) for each in settlements]
+        done = [each for each in settlements if isinstance(each.outcome, Done)]
+        if len(done) == len(settlements) and self._finish_all(done):
+            return [Settled.APPLIED] * len(done)
+        return [self._settle_one(each) for each in settlements]
 
-    def _finish(self, settlements: list[Settlement]) -> set[Lease]:
-        """Remove finished deliveries whose epoch still stands, all in one go, and return which they were."""
-        told = {each.lease: each for each in settlements}
-        keys = [(lease.event_id, lease.subscription, lease.epoch) for lease in told]
-        rows = self._db.many("finish", keys) if keys else []
-        applied: set[Lease] = set()
-        ends: list[Row] = []
-        for row in map(Held._make, rows):
-            lease = Lease(row.event_id, row.subscription, row.epoch)
-            applied.add(lease)
-            outcome = told[lease].outcome
-            errors = _with(row, *outcome.errors) if isinstance(outcome, DoneWithErrors) else row.errors
-            ends.append(self._end_row(told[lease], row, errors))
-        if ends:
-            self._db.many("log_end", ends)
-        return applied
+    def _finish_all(self, settlements: Sequence[Settlement]) -> bool:
+        """Finish what simply worked in two statements, if every epoch still stands; else do nothing."""
+        keys = orjson.dumps(
+            [[*each.lease, each.worker_id, each.status_code, each.execution_time_ms] for each in settlements]
+        ).decode()
+        held = len({each.lease for each in settlements})
+        if self._db.value("count_held", (keys,)) != held or held != len(settlements):
+            return False
+        self._db.run("log_completed", (keys, self._now))
+        self._db.run("finish_all", (keys,))
+        return True
 
     def _end_row(self, told: Settlement, row: Held, errors: str | None) -> Row:
         action, status, error = _told(told)
@@ -160,30 +171,33 @@ class Leases:
             errors,
         )
 
-    def _settle_one(self, told: Settlement, applied: set[Lease]) -> Settled:
-        if told.lease in applied:
-            applied.discard(told.lease)
-            return Settled.APPLIED
+    def _settle_one(self, told: Settlement) -> Settled:
+        row = self._held(told.lease)
+        if row is None:
+            return self._repeated(told)
         match told.outcome:
             case Retry(after, error):
-                row = self._held(told.lease)
-                if row is not None:
-                    self._fail(row, told, error, due=self._now + after // _MICROS)
-                    return Settled.APPLIED
+                self._fail(row, told, error, due=self._now + after // _MICROS)
             case Dead(error):
-                row = self._held(told.lease)
-                if row is not None:
-                    self._bury(row, told, error)
-                    return Settled.APPLIED
-            case Done() | DoneWithErrors():
-                pass
+                self._bury(row, told, error)
+            case Done():
+                self._finish(row, told, row.errors)
+            case DoneWithErrors(errors):
+                self._finish(row, told, _with(row, *errors))
             case _:
                 assert_never(told.outcome)
-        return self._repeated(told)
+        return Settled.APPLIED
+
+    def _finish(self, row: Held, told: Settlement, errors: str | None) -> None:
+        self._db.run("log_end", self._end_row(told, row, errors))
+        self._db.run("finish", (row.event_id, row.subscription, row.epoch))
 
     def _repeated(self, told: Settlement) -> Settled:
         recorded = self._db.run("recorded", (told.lease.event_id, told.lease.subscription, told.lease.epoch))
         return Settled.REPEATED if (_told(told)[0],) in recorded else Settled.LOST
+
+    def _row(self, event_id: int, subscription: str) -> Held:
+        return Held._make(self._db.run("delivery", (event_id, subscription))[0])
 
     def _held(self, lease: Lease) -> Held | None:
         rows = self._db.run("held", (lease.event_id, lease.subscription, lease.epoch))
@@ -366,3 +380,8 @@ def _with(row: Held, *errors: AttemptError) -> str:
     """Return the delivery's errors with this attempt's among them: the latest word on each attempt."""
     earlier = [each for each in decode_errors(row.errors) if each.attempt != row.attempt]
     return encode_errors([*earlier, *(replace(error, attempt=row.attempt) for error in errors)])
+
+
+def json_array(values: Iterable[int]) -> str:
+    """Return numbers as a JSON array: one parameter, and so one step into SQLite, for a whole batch."""
+    return f"[{','.join(map(str, values))}]"

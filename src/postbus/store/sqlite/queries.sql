@@ -65,15 +65,22 @@ DELETE FROM dedup WHERE uid IN (SELECT uid FROM dedup WHERE created_at < ? ORDER
 SELECT id, uid, type, tags, key, title, description, payload, metadata, created_at, priority, max_retries
   FROM events WHERE id = ?;
 
+-- name: events_by_id
+SELECT json_group_array(json_array(e.id, e.uid, e.type, e.tags, e.key, e.title, e.description, e.payload, e.metadata,
+                                   e.created_at, e.priority, e.max_retries))
+  FROM json_each(?1) AS wanted CROSS JOIN events AS e ON e.id = wanted.value;
+
 -- name: events_after
 SELECT id, type, tags, priority, created_at, max_retries FROM events WHERE id > ? ORDER BY id LIMIT ?;
 
 -- name: due
--- One exact range of deliveries_due, whatever the backlog, and whatever is scheduled for later.
-SELECT event_id, subscription, route, state, due_at, attempt, retry_count, max_retries, epoch, worker_id, errors,
-       created_at, ready_at, claimed_at
-  FROM deliveries INDEXED BY deliveries_due
- WHERE route = ? AND due_at <= ? ORDER BY due_at, event_id LIMIT ?;
+-- One exact range of deliveries_due, whatever the backlog, and whatever is scheduled for later. A JSON array, because
+-- each row fetched singly gives up and takes back Python's lock: with busy handlers that costs more than the query.
+SELECT json_group_array(json_array(due_at, event_id, state, attempt, retry_count, max_retries, route))
+  FROM (SELECT due_at, event_id, state, attempt, retry_count, max_retries, route
+          FROM deliveries INDEXED BY deliveries_due
+         WHERE route = ?1 AND due_at <= ?2 AND (due_at, event_id) > (?3, ?4)
+         ORDER BY due_at, event_id LIMIT ?5);
 
 -- name: is_due
 SELECT 1 FROM deliveries INDEXED BY deliveries_due WHERE route = ? AND due_at <= ? LIMIT 1;
@@ -97,9 +104,17 @@ SELECT route FROM present
 UPDATE meta SET value = value + ? WHERE key = 'epoch' RETURNING value;
 
 -- name: lease
-UPDATE deliveries SET state = 1, due_at = ?, epoch = ?, attempt = ?, claimed_at = ?, updated_at = ?, worker_id = ?,
-       owner = ?
- WHERE event_id = ? AND subscription = ?;
+-- The whole batch in one step; epochs rise in the order of the array.
+UPDATE deliveries SET state = 1, due_at = ?3, epoch = ?4 + taken.key, attempt = attempt + 1, claimed_at = ?5,
+       updated_at = ?5, worker_id = ?6, owner = ?7
+  FROM json_each(?1) AS taken
+ WHERE deliveries.event_id = taken.value AND deliveries.subscription = ?2;
+
+-- name: log_picked
+INSERT INTO event_log (event_id, subscription, action, created_at, status, attempt, epoch, worker_id)
+SELECT d.event_id, d.subscription, 'PICKED', d.claimed_at, 'PROCESSING', d.attempt, d.epoch, d.worker_id
+  FROM json_each(?1) AS taken CROSS JOIN deliveries AS d ON d.event_id = taken.value AND d.subscription = ?2
+ ORDER BY taken.key;
 
 -- name: log
 INSERT INTO event_log (event_id, subscription, action, created_at, status, attempt, epoch, worker_id, status_code,
@@ -114,9 +129,28 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: finish
 -- The epoch is the fence: a late worker removes no row.
-DELETE FROM deliveries WHERE event_id = ? AND subscription = ? AND epoch = ?
-RETURNING event_id, subscription, route, state, due_at, attempt, retry_count, max_retries, epoch, worker_id, errors,
-          created_at, ready_at, claimed_at;
+DELETE FROM deliveries WHERE event_id = ? AND subscription = ? AND epoch = ?;
+
+-- name: count_held
+-- The fence for a whole batch of (event, subscription, epoch, …): how many of these leases still stand.
+SELECT count(*)
+  FROM json_each(?1) AS told CROSS JOIN deliveries AS d
+    ON d.event_id = told.value ->> 0 AND d.subscription = told.value ->> 1 AND d.epoch = told.value ->> 2;
+
+-- name: log_completed
+INSERT INTO event_log (event_id, subscription, action, created_at, status, attempt, epoch, worker_id, status_code,
+                       execution_time_ms, type, tags, priority, event_created_at, ready_at, claimed_at, errors)
+SELECT d.event_id, d.subscription, 'COMPLETED', ?2, 'COMPLETED', d.attempt, d.epoch, told.value ->> 3,
+       told.value ->> 4, told.value ->> 5, r.type, r.tags, r.priority, d.created_at, d.ready_at, d.claimed_at, d.errors
+  FROM json_each(?1) AS told CROSS JOIN deliveries AS d
+    ON d.event_id = told.value ->> 0 AND d.subscription = told.value ->> 1 AND d.epoch = told.value ->> 2
+  CROSS JOIN routes AS r ON r.id = d.route;
+
+-- name: finish_all
+-- An epoch is drawn once only, so that event, subscription and epoch need not be compared as a triple.
+DELETE FROM deliveries
+ WHERE (event_id, subscription) IN (SELECT value ->> 0, value ->> 1 FROM json_each(?1))
+   AND epoch IN (SELECT value ->> 2 FROM json_each(?1));
 
 -- name: held
 -- What the fence lets through, for the outcomes that keep the row.

@@ -49,10 +49,10 @@ from postbus.store.sqlite.burials import Burials
 from postbus.store.sqlite.catalog import Catalog
 from postbus.store.sqlite.connection import Database, Row, translated
 from postbus.store.sqlite.inspection import inspect
-from postbus.store.sqlite.leases import Leases, Taken
+from postbus.store.sqlite.leases import Leases, Taken, json_array
 from postbus.store.sqlite.liveness import Liveness
 from postbus.store.sqlite.reading import Reading, dead_keys, tags_filter
-from postbus.store.sqlite.records import event_from_row, moment, split_tags
+from postbus.store.sqlite.records import claimed_event, moment, split_tags
 from postbus.store.sqlite.watch import FileWatch
 
 __all__ = ["SqliteStore"]
@@ -61,6 +61,7 @@ R = TypeVar("R")
 DEDUP_WINDOW: Final = timedelta(days=7)
 HANDLER_MEMORY: Final = timedelta(days=7)
 CHUNK: Final = 1_000
+LOAD_CHUNK: Final = 64
 SPARE_ROUTES: Final = 10_000
 ENOUGH_FREE_PAGES: Final = 2_000
 
@@ -156,20 +157,23 @@ class SqliteStore:
         """Return the deliveries with their events; read after the commit, so that other writers need not wait."""
         policy = self._catalog.subscription(claim.subscription).retry or claim.policy
         now = self.now()
+        rows: dict[int, Row] = {}
         with self._read() as (db, _):
-            rows = db.many("event", [(held.event_id,) for held, _, _ in taken])
-        until = from_micros(taken[0][2])
+            for start in range(0, len(taken), LOAD_CHUNK):
+                ids = json_array(each.event_id for each in taken[start : start + LOAD_CHUNK])
+                rows.update((row[0], row) for row in orjson.loads(db.value("events_by_id", (ids,))))
+        until = from_micros(taken[0].until)
         return tuple(
             Delivery(
-                event=event_from_row(row, status=Status.PROCESSING, retry_count=held.retry_count, updated_at=now),
-                lease=Lease(held.event_id, held.subscription, epoch),
-                attempt=held.attempt + 1,
-                max_retries=policy.max_retries if held.max_retries is None else held.max_retries,
-                worker_id=claim.worker_id,
-                lease_until=until,
-                suspect=self._catalog.route(held.route).solo,
+                claimed_event(rows[each.event_id], each.retry_count, now),
+                Lease(each.event_id, claim.subscription, each.epoch),
+                each.attempt,
+                policy.max_retries if each.max_retries is None else each.max_retries,
+                claim.worker_id,
+                until,
+                self._catalog.route(each.route).solo,
             )
-            for row, (held, epoch, _) in zip(rows, taken, strict=True)
+            for each in taken
         )
 
     def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
