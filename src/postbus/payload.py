@@ -9,10 +9,12 @@ holds one starts with a space, which tells `decode` to read it with the standard
 """
 
 import json
-import math
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from math import isfinite
 from typing import Any, Final, NamedTuple, NoReturn, cast
 
 import orjson
@@ -31,6 +33,8 @@ MAX_TAG: Final = 128
 MAX_TEXT: Final = 65_536
 MAX_PRIORITY: Final = 10
 MAX_DIGITS: Final = 4_300
+FIELDS: Final = frozenset(field.name for field in fields(NewEvent))
+BITS_A_DIGIT: Final = 3.3219
 _WIDE: Final = 1 << 63
 
 
@@ -103,49 +107,45 @@ def _no_constant(name: str) -> NoReturn:
 
 def _finite(digits: str) -> float:
     value = float(digits)
-    if not math.isfinite(value):
+    if not isfinite(value):
         raise InvalidPayloadError("the payload has a number too large for a float")
     return value
 
 
-def _check(payload: Json) -> bool:
+def _check(payload: Json) -> bool:  # noqa: C901, PLR0912  the busiest loop: a call for each value would double its cost
     """Raise InvalidPayloadError unless every part is plain JSON; return whether an integer is wider than 64 bits."""
     wide = False
     level: list[Any] = [payload]
     for _ in range(MAX_DEPTH + 1):
         below: list[Any] = []
         for value in level:
-            wide |= _check_one(value, below)
+            kind = cast("type[object]", type(value))
+            if kind is str:
+                if "\0" in value or not value.isascii():
+                    _check_text(value)
+            elif kind is int:
+                if not -_WIDE <= value < _WIDE:
+                    wide = _check_wide(value)
+            elif kind is dict:
+                for key in value:
+                    if type(key) is not str or "\0" in key or not key.isascii():
+                        _check_key(key)
+                below += value.values()
+            elif kind is list:
+                below += value
+            elif kind is float:
+                if not isfinite(value):
+                    raise InvalidPayloadError(f"{value} is not JSON: publish null or a string")
+            elif value is not None and kind is not bool:
+                raise InvalidPayloadError(_why_not(value))
         if not below:
             return wide
         level = below
     raise InvalidPayloadError(f"the payload is nested more than {MAX_DEPTH} levels deep")
 
 
-def _check_one(value: Any, below: list[Any]) -> bool:
-    """Check one value and put what it holds into `below`; return whether it is an integer wider than 64 bits."""
-    kind = cast("type[object]", type(value))
-    if kind is str:
-        _check_text(value)
-    elif kind is dict:
-        _check_keys(value)
-        below.extend(value.values())
-    elif kind is list:
-        below.extend(value)
-    elif kind is int:
-        return _check_int(value)
-    elif kind is float:
-        if not math.isfinite(value):
-            raise InvalidPayloadError(f"{value} is not JSON: publish null or a string")
-    elif kind is not bool and value is not None:
-        raise InvalidPayloadError(_why_not(value))
-    return False
-
-
-def _check_int(value: int) -> bool:
-    if -_WIDE <= value < _WIDE:
-        return False
-    if value.bit_length() > MAX_DIGITS * 3.3219:
+def _check_wide(value: int) -> bool:
+    if value.bit_length() > MAX_DIGITS * BITS_A_DIGIT:
         raise InvalidPayloadError(f"an integer of more than {MAX_DIGITS:,} digits cannot be read back")
     return True
 
@@ -160,11 +160,10 @@ def _check_text(value: str) -> None:
             raise InvalidPayloadError("the payload has a lone surrogate, which is not Unicode text") from None
 
 
-def _check_keys(value: dict[Any, Any]) -> None:
-    for key in value:
-        if type(key) is not str:
-            raise InvalidPayloadError(f"object keys must be strings, not {type(key).__name__} ({key!r:.40})")
-        _check_text(key)
+def _check_key(key: object) -> None:
+    if type(key) is not str:
+        raise InvalidPayloadError(f"object keys must be strings, not {type(key).__name__} ({key!r:.40})")
+    _check_text(key)
 
 
 def _why_not(value: object) -> str:
@@ -178,27 +177,47 @@ def _why_not(value: object) -> str:
 
 def draft(new: NewEvent | Mapping[str, Any]) -> Draft:
     """Validate an event to publish; raise InvalidEventError or InvalidPayloadError, naming what is wrong."""
-    if not isinstance(new, NewEvent):
-        try:
-            new = NewEvent(**new)
-        except TypeError as error:
-            raise InvalidEventError(f"not an event: {str(error).replace('NewEvent.__init__()', 'it')}") from None
-    delay, at = _when(new)
+    given = _given(new)
+    get = given.get
+    kind, tags, uid, key, title, description = map(get, ("type", "tags", "uid", "key", "title", "description"))
+    delay, at, priority, max_retries = map(get, ("delay", "at", "priority", "max_retries"))
+    metadata = get("metadata")
+    if delay is not None or at is not None:
+        delay, at = _when(delay, at)
     return Draft(
-        uid=_uid(new.uid),
-        supplied=new.uid is not None,
-        type=_name(new.type, "type", MAX_TYPE),
-        tags=_tags(new.tags),
-        key=None if new.key is None else _name(new.key, "key", MAX_TYPE),
-        title=None if new.title is None else _text(new.title, "title", MAX_TEXT),
-        description=None if new.description is None else _text(new.description, "description", MAX_TEXT),
-        payload=encode(new.payload),
-        metadata=_metadata(new.metadata),
-        delay=delay,
-        at=at,
-        priority=_whole(new.priority, "priority", -MAX_PRIORITY, MAX_PRIORITY),
-        max_retries=None if new.max_retries is None else _whole(new.max_retries, "max_retries", 0, 1_000_000),
+        _uid(uid),
+        uid is not None,
+        _type(kind) if type(kind) is str else _name(kind, "type", MAX_TYPE),
+        () if tags is None or tags == () else _tags(tags),
+        None if key is None else _name(key, "key", MAX_TYPE),
+        None if title is None else _text(title, "title", MAX_TEXT),
+        None if description is None else _text(description, "description", MAX_TEXT),
+        encode(get("payload")),
+        "{}" if metadata is None else _metadata(metadata),
+        delay,
+        at,
+        0 if priority is None else _whole(priority, "priority", -MAX_PRIORITY, MAX_PRIORITY),
+        None if max_retries is None else _whole(max_retries, "max_retries", 0, 1_000_000),
     )
+
+
+def _given(new: object) -> Mapping[str, Any]:
+    """Return the fields by name; raise InvalidEventError if it is no event, or has a field that events have not."""
+    if isinstance(new, NewEvent):
+        return {name: getattr(new, name) for name in FIELDS}
+    if type(new) is not dict and not isinstance(new, Mapping):
+        raise InvalidEventError(f"an event is a NewEvent or a mapping of its fields, not {type(new).__name__}")
+    given = cast("Mapping[str, Any]", new)
+    if not given.keys() <= FIELDS:
+        unknown = ", ".join(sorted(map(str, given.keys() - FIELDS)))
+        raise InvalidEventError(f"an event has no field {unknown}; it has {', '.join(sorted(FIELDS))}")
+    return given
+
+
+@lru_cache(maxsize=1_000)
+def _type(value: str) -> str:
+    """Return an event type if it may be one; types come again and again, so the answer is remembered."""
+    return _name(value, "type", MAX_TYPE)
 
 
 def _uid(given: object) -> str:
@@ -241,13 +260,14 @@ def _tags(given: object) -> tuple[str, ...]:
     return tags
 
 
-def _metadata(given: Mapping[str, str] | None) -> str:
-    if not given:
-        return "{}"
-    for key, value in given.items():
-        _name(key, "a metadata key", MAX_TYPE)
-        _text(value, f"metadata[{key!r}]", MAX_TEXT)
-    return orjson.dumps(dict(given)).decode()
+def _metadata(given: object) -> str:
+    if not isinstance(given, Mapping):
+        raise InvalidEventError("metadata must be a mapping of strings to strings")
+    pairs = cast("Mapping[object, object]", given)
+    checked = {
+        _name(key, "a metadata key", MAX_TYPE): _text(pairs[key], f"metadata[{key!r}]", MAX_TEXT) for key in pairs
+    }
+    return orjson.dumps(checked).decode()
 
 
 def _whole(value: object, what: str, low: int, high: int) -> int:
@@ -256,19 +276,17 @@ def _whole(value: object, what: str, low: int, high: int) -> int:
     return value
 
 
-def _when(new: NewEvent) -> tuple[timedelta | None, datetime | None]:
-    if new.at is not None:
-        if new.delay is not None:
+def _when(delay: object, at: object) -> tuple[timedelta | None, datetime | None]:
+    if at is not None:
+        if delay is not None:
             raise InvalidEventError("give delay or at, not both")
-        if new.at.tzinfo is None:
+        if not isinstance(at, datetime) or at.tzinfo is None:
             raise InvalidEventError("at must be an aware datetime: which time zone is meant?")
-        return None, new.at.astimezone(UTC)
-    if new.delay is None:
-        return None, None
+        return None, at.astimezone(UTC)
     try:
-        delay = new.delay if isinstance(new.delay, timedelta) else timedelta(seconds=new.delay)
+        wait = delay if isinstance(delay, timedelta) else timedelta(seconds=cast("float", delay))
     except (TypeError, ValueError, OverflowError):
-        raise InvalidEventError(f"delay must be seconds or a timedelta, not {new.delay!r:.40}") from None
-    if not timedelta(0) <= delay <= timedelta(days=36_500):
+        raise InvalidEventError(f"delay must be seconds or a timedelta, not {delay!r:.40}") from None
+    if not timedelta(0) <= wait <= timedelta(days=36_500):
         raise InvalidEventError("delay must lie between nothing and a hundred years")
-    return delay, None
+    return wait, None

@@ -25,6 +25,7 @@ HOLD_SECONDS: Final = 0.5
 MOST_HELD: Final = 1_000
 CHUNK_SECONDS: Final = 0.001
 MOST_CHUNK: Final = 64
+MOST_SETTLED: Final = 500
 SMOOTHING: Final = 0.2
 
 
@@ -253,7 +254,7 @@ class Worker:
     def _settle_turn(self) -> float:
         """Settle all that was reported since the last turn, in one transaction."""
         batch: list[Report] = []
-        while self._reports and len(batch) < MOST_HELD:
+        while self._reports and len(batch) < MOST_SETTLED:
             batch.append(self._reports.popleft())
         if not batch:
             return 1.0

@@ -1,7 +1,7 @@
 """Appending to the log: events, their deliveries and their uids, inside one transaction."""
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -38,25 +38,22 @@ class Appending:
         events: list[Event] = []
         rows: list[Row] = []
         deliveries: list[Row] = []
+        now, fanout = self._now, self._catalog.fanout
         for draft in drafts:
             if draft.supplied and draft.uid in known:
                 events.append(_same(known[draft.uid], draft))
                 continue
             identity += 1
-            due = self._due(draft)
-            rows.append(_event_row(draft, identity, self._now))
-            deliveries += self._deliveries(draft, identity, due)
+            due = now if draft.at is None and draft.delay is None else self._due(draft)
+            rows.append(_event_row(draft, identity, now))
+            for name, route in fanout(self._db, draft.type, draft.tags, draft.priority):
+                deliveries.append((identity, name, route, due, due, now, now, draft.max_retries))
             events.append(self._event(draft, identity, due))
             if draft.supplied:
                 known[draft.uid] = self._remember(draft, events[-1])
         self._db.many("add_event", rows)
         self._db.many("add_delivery", deliveries)
         return events
-
-    def _deliveries(self, draft: Draft, identity: int, due: int) -> Iterator[Row]:
-        now, retries = self._now, draft.max_retries
-        for name, route in self._catalog.fanout(self._db, draft.type, draft.tags, draft.priority):
-            yield (identity, name, route, due, due, now, now, retries)
 
     def _event(self, draft: Draft, identity: int, due: int) -> Event:
         later = from_micros(due) if due > self._now else None

@@ -1,6 +1,7 @@
 """Rows to values and back: the one place that knows the order of columns."""
 
 from collections.abc import Iterable
+from dataclasses import fields
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -43,6 +44,25 @@ class Held(NamedTuple):
     claimed_at: int | None
 
 
+class _Unfrozen:
+    """An event being filled in: the same slots, without the guard that makes setting a frozen one six times slower."""
+
+    __slots__ = tuple(field.name for field in fields(Event))
+
+
+def quick_event(*values: Any) -> Event:
+    """Return `Event(*values)` for the first sixteen fields, made at the speed that a batch of thousands asks for."""
+    event: Any = _Unfrozen()
+    (
+        event.id, event.uid, event.type, event.payload, event.tags, event.key, event.title, event.description,
+        event.metadata, event.created_at, event.priority, event.max_retries, event.status, event.retry_count,
+        event.next_retry_at, event.updated_at,
+    ) = values  # fmt: skip
+    event.errors = event.deliveries = event.logs = ()
+    event.__class__ = Event
+    return event
+
+
 def moment(micros: int | None) -> datetime | None:
     """Return the moment a nullable column holds."""
     return None if micros is None else from_micros(micros)
@@ -76,7 +96,7 @@ def event_from_row(row: Row, **state: Any) -> Event:
 def claimed_event(row: Row, retry_count: int, now: datetime) -> Event:
     """Return the event of a delivery just leased: `event_from_row` without its ceremony, for the busiest path."""
     identity, uid, kind, tags, key, title, description, payload, metadata, created_at, priority, max_retries = row
-    return Event(
+    return quick_event(
         identity,
         uid,
         kind,
@@ -98,7 +118,7 @@ def claimed_event(row: Row, retry_count: int, now: datetime) -> Event:
 
 def event_from_draft(draft: Draft, identity: int, created_at: datetime, payload: Any, due: datetime | None) -> Event:
     """Return the event just stored; its payload is the caller's own object read back from its text."""
-    return Event(
+    return quick_event(
         identity,
         draft.uid,
         draft.type,

@@ -1,0 +1,127 @@
+"""One worker process: `python -m postbus.cli.child MODULE:BUS`, started by the supervisor."""
+
+import asyncio
+import importlib
+import json
+import os
+import signal
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import Final
+
+from postbus.aio import AsyncEventBus
+from postbus.bus import EventBus
+from postbus.cli.logs import log_to_stderr
+from postbus.cli.supervise import HOPELESS
+from postbus.errors import InvalidRequest, PostbusError
+from postbus.observe import logger
+
+__all__ = ["OVERRIDES", "main"]
+
+OVERRIDES: Final = "POSTBUS_WORKER_FLAGS"
+"""The variable in which the supervisor hands down the flags of `postbus worker`, as JSON."""
+LINGER: Final = 5.0
+"""How long a handler that hangs may keep a finished process from ending."""
+
+
+def main(target: str) -> int:
+    """Run a bus until SIGTERM, or until its supervisor is gone; return the exit code."""
+    log_to_stderr()
+    try:
+        bus = load(target, json.loads(os.environ.get(OVERRIDES, "{}")))
+        _follow_parent()
+        _run(bus)
+    except InvalidRequest as error:
+        logger.error("worker_refused", extra={"target": target, "error": str(error)})  # noqa: TRY400  a sentence will do
+        return HOPELESS
+    except PostbusError as error:
+        logger.error("worker_failed", extra={"target": target, "error": str(error)})  # noqa: TRY400  a sentence will do
+        return 1
+    end = threading.Timer(LINGER, os._exit, [0])
+    end.daemon = True
+    end.start()
+    return 0
+
+
+def load(target: str, flags: dict[str, object]) -> EventBus | AsyncEventBus:
+    """Import MODULE and return its BUS (called, if it is a function); raise InvalidRequest if there is none."""
+    where, _, name = target.partition(":")
+    sys.path.insert(0, str(Path.cwd()))
+    found = _attribute(where, name)
+    bus = found if isinstance(found, EventBus | AsyncEventBus) or not callable(found) else found()
+    if not isinstance(bus, EventBus | AsyncEventBus):
+        raise InvalidRequest(f"{target} is a {type(bus).__name__}, not an EventBus")
+    if isinstance(bus, EventBus):
+        _apply(bus, target, flags)
+    return bus
+
+
+def _attribute(module: str, name: str) -> object:
+    try:
+        found: object = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except PostbusError:
+        raise
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            traceback.print_exc()
+        raise InvalidRequest(f"{error} (looked in {Path.cwd()} and in the installed packages)") from None
+    except AttributeError as error:
+        raise InvalidRequest(str(error)) from None
+    except Exception as error:
+        traceback.print_exc()
+        raise InvalidRequest(f"importing {module} failed: {type(error).__name__}: {error}") from error
+    return found
+
+
+def _apply(bus: EventBus, target: str, flags: dict[str, object]) -> None:
+    """Let the flags win over what the module says; a URL cannot, since the store is open."""
+    url = flags.pop("url", bus.settings.url)
+    if url != bus.settings.url:
+        raise InvalidRequest(f"{target} names its own URL in the code, so --url has no effect: leave one of them out")
+    bus.settings = bus.settings.model_copy(update=flags)
+    handlers = [each for each in bus.store.handlers() if each.worker_id == bus.worker_id]
+    if not handlers:
+        raise InvalidRequest(f"{target} has no handlers: decorate a function with @bus.on before the worker starts")
+    logger.info(
+        "worker_ready",
+        extra={
+            "url": bus.store.url,
+            "worker_id": bus.worker_id,
+            "handlers": len(handlers),
+            "concurrency": bus.settings.concurrency,
+        },
+    )
+
+
+def _run(bus: EventBus | AsyncEventBus) -> None:
+    if isinstance(bus, EventBus):
+        bus.run()
+        logger.info("worker_stopped", extra={"worker_id": bus.worker_id, "worn_out": bus.worn_out})
+    else:
+        asyncio.run(_serve(bus))
+
+
+async def _serve(bus: AsyncEventBus) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with bus:
+        await stop.wait()
+
+
+def _follow_parent() -> None:
+    """Ask this process to stop when the supervisor's end of stdin closes, which even SIGKILL brings about."""
+
+    def wait() -> None:
+        os.read(0, 1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, name="postbus-parent", daemon=True).start()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,163 @@
+"""`postbus dlq`: look at dead letters, retry them, purge them."""
+
+from collections.abc import Iterator
+from enum import StrEnum
+from itertools import chain
+from typing import Annotated
+
+import typer
+from rich.console import RenderableType
+from rich.text import Text
+
+from postbus.cli.console import Output, confirm, emit, progress, say, table, tell_rest
+from postbus.cli.events import event_view
+from postbus.cli.options import After, DryRun, EventType, Format, Limit, SubscriptionName, Url, Yes, existing_store
+from postbus.dlq import DeadLetters
+from postbus.errors import InvalidRequest
+from postbus.model import DeadLetter
+from postbus.store import Store
+from postbus.store.contract import DeadFilter
+
+__all__ = ["group"]
+
+ACTOR = "cli"
+group = typer.Typer(
+    name="dlq",
+    help="Look at dead letters, retry them, purge them.",
+    no_args_is_help=True,
+    epilog="Example: postbus dlq list",
+)
+
+
+class By(StrEnum):
+    """Which age a purge goes by."""
+
+    CREATED_AT = "created_at"
+    DIED_AT = "died_at"
+
+
+@group.command("list", epilog="Example: postbus dlq list --type 'payment.*' --limit 50")
+def list_dead(
+    *,
+    subscription: SubscriptionName = None,
+    event_type: EventType = None,
+    limit: Limit = 100,
+    after: After = None,
+    url: Url = None,
+    output: Format = Output.TABLE,
+) -> None:
+    """List dead letters, the newest event first."""
+    with existing_store(url) as store:
+        page = DeadLetters(store).list(limit=limit, subscription=subscription, type=event_type, after=after)
+    emit(output, page.items, lambda: [_listing(page.items)] if page.items else [])
+    tell_rest(page, "dead letters")
+
+
+def _listing(letters: tuple[DeadLetter, ...]) -> RenderableType:
+    return table(
+        ("ID", "TYPE", "SUBSCRIPTION", "ATTEMPTS", "DIED", "REASON"),
+        (
+            (str(each.event.id), each.event.type, each.subscription, each.attempts, each.died_at, _reason(each))
+            for each in letters
+        ),
+    )
+
+
+def _reason(letter: DeadLetter) -> str | None:
+    last = letter.errors[-1] if letter.errors else None
+    return None if last is None else f"{last.type}: {last.message.partition(chr(10))[0]}"
+
+
+@group.command(epilog="Example: postbus dlq show 7")
+def show(
+    event_id: Annotated[int, typer.Argument(metavar="ID", help="The event's id.")],
+    *,
+    subscription: SubscriptionName = None,
+    url: Url = None,
+    output: Format = Output.TABLE,
+) -> None:
+    """Show a dead letter: the event, and the error of each attempt."""
+    with existing_store(url) as store:
+        letters = DeadLetters(store).get(event_id, subscription)
+    emit(output, letters, lambda: chain.from_iterable(map(_view, letters)))
+
+
+def _view(letter: DeadLetter) -> Iterator[RenderableType]:
+    yield from event_view(letter.event)
+    yield Text(f"\nRetry it: postbus dlq retry {letter.event.id}", style="dim")
+
+
+@group.command(
+    epilog="Example: postbus dlq retry 7 12\n\nExample: postbus dlq retry --all --type 'payment.*' --dry-run"
+)
+def retry(
+    event_ids: Annotated[list[int] | None, typer.Argument(metavar="[ID]...", help="The events' ids.")] = None,
+    *,
+    everything: Annotated[bool, typer.Option("--all", help="All dead letters that the filters let through.")] = False,
+    subscription: SubscriptionName = None,
+    event_type: EventType = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    url: Url = None,
+    output: Format = Output.TABLE,
+) -> None:
+    """Give dead letters all their attempts anew. What happened before stays in the audit log."""
+    if bool(event_ids) == everything:
+        raise InvalidRequest("name the ids to retry, or --all")
+    if event_ids and event_type:
+        raise InvalidRequest("--type goes with --all")
+    with existing_store(url) as store:
+        if event_ids:
+            count = _retry_each(store, event_ids, subscription, dry_run=dry_run)
+        else:
+            which = DeadFilter(subscription=subscription, type=event_type)
+            count = _all(store, which, "retry", dry_run=dry_run, yes=yes)
+    _tell(output, "retried", count, dry_run=dry_run)
+
+
+def _retry_each(store: Store, event_ids: list[int], subscription: str | None, *, dry_run: bool) -> int:
+    dead = DeadLetters(store, ACTOR)
+    found = sum(len(dead.get(event_id, subscription)) for event_id in dict.fromkeys(event_ids))
+    return found if dry_run else sum(dead.retry(event_id, subscription) for event_id in dict.fromkeys(event_ids))
+
+
+@group.command(
+    epilog="Example: postbus dlq purge --older-than-days 30 --dry-run"
+    "\n\nExample: postbus dlq purge --older-than-days 30 --by died_at --yes"
+)
+def purge(
+    *,
+    older_than_days: Annotated[float, typer.Option(min=0, help="How old they must be; 0 means all of them.")],
+    by: Annotated[By, typer.Option(help="Count the age from the event's publishing or from its death.")] = (
+        By.CREATED_AT
+    ),
+    subscription: SubscriptionName = None,
+    event_type: EventType = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    url: Url = None,
+    output: Format = Output.TABLE,
+) -> None:
+    """Remove dead letters for good. The events, and what happened to them, stay in the log."""
+    with existing_store(url) as store:
+        which = DeadLetters(store).older_than(older_than_days, by.value, subscription=subscription, type=event_type)
+        count = _all(store, which, "purge", dry_run=dry_run, yes=yes)
+    _tell(output, "purged", count, dry_run=dry_run)
+
+
+def _all(store: Store, which: DeadFilter, verb: str, *, dry_run: bool, yes: bool) -> int:
+    """Retry or purge what the filter lets through, once that is agreed to; return how many there are."""
+    page = store.dead_letters(which, limit=1, offset=0, after=None)
+    if dry_run or not page.total:
+        return page.total
+    more = " or more" if page.total_capped else ""
+    confirm(f"{verb.capitalize()} {page.total:,}{more} dead letters?", yes=yes)
+    change = store.retry_dead if verb == "retry" else store.purge_dead
+    with progress(f"{verb} dead letters", None if page.total_capped else page.total) as done:
+        return change(which, ACTOR, done)
+
+
+def _tell(output: Output, done: str, count: int, *, dry_run: bool) -> None:
+    emit(output, {done: 0 if dry_run else count, "matching": count, "dry_run": dry_run}, lambda: ())
+    if output is Output.TABLE:
+        say(f"{count:,} dead letters {'would be ' if dry_run else ''}{done}")

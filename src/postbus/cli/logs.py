@@ -1,0 +1,36 @@
+"""How worker processes log: lines for people on a terminal, JSON otherwise, always on stderr."""
+
+import logging
+import os
+import sys
+
+import structlog
+
+from postbus.observe import logger
+
+__all__ = ["log_to_stderr"]
+
+
+def log_to_stderr() -> None:
+    """Have what postbus logs, from INFO up, written to stderr; the root logger is the application's own."""
+    terminal = sys.stderr.isatty()
+    shared: list[structlog.typing.Processor] = [
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.ExtraAdder(),
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    formatter = structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=shared,
+        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *_rendering(terminal=terminal)],
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(formatter)
+    logger.handlers[:] = [handler]
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+
+
+def _rendering(*, terminal: bool) -> list[structlog.typing.Processor]:
+    if terminal:
+        return [structlog.dev.ConsoleRenderer(colors=not os.environ.get("NO_COLOR"))]
+    return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(ensure_ascii=False)]

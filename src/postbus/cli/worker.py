@@ -1,0 +1,99 @@
+"""`postbus worker`: run a bus's handlers in worker processes, and keep them running."""
+
+import json
+import signal
+import threading
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from postbus.cli.child import OVERRIDES
+from postbus.cli.logs import log_to_stderr
+from postbus.cli.options import Url, parse_seconds
+from postbus.cli.supervise import Supervisor
+from postbus.errors import InvalidRequest
+from postbus.observe import logger
+
+__all__ = ["register"]
+
+LOOK_EVERY = 0.1
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(
+        epilog="Example: postbus worker shop:bus --processes 4"
+        "\n\nshop.py in the working directory has: bus = EventBus(…), and handlers under @bus.on(…). "
+        "SIGTERM or Ctrl-C lets what runs finish; a second one ends at once, and nothing is lost either way."
+    )(worker)
+
+
+def worker(
+    target: Annotated[str, typer.Argument(metavar="MODULE:BUS", help="An EventBus in a module, or what returns one.")],
+    *,
+    processes: Annotated[int, typer.Option(min=1, max=1_000, help="How many worker processes to keep running.")] = 1,
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, max=10_000, help="Handlers at once, in each process.", show_default=False)
+    ] = None,
+    prefetch: Annotated[
+        int | None, typer.Option(min=1, max=100_000, help="Events held at most, in each process.", show_default=False)
+    ] = None,
+    poll_interval: Annotated[
+        float | None,
+        typer.Option(parser=parse_seconds, metavar="TIME", help="How often to look for work.", show_default=False),
+    ] = None,
+    shutdown_timeout: Annotated[
+        float | None,
+        typer.Option(parser=parse_seconds, metavar="TIME", help="How long handlers may finish.", show_default=False),
+    ] = None,
+    url: Url = None,
+) -> None:
+    """Run a bus's handlers until SIGTERM or Ctrl-C, replacing worker processes that die or wear out.
+
+    Flags win over the settings in the code, but for --url: a module that names its own URL keeps it.
+    """
+    module, colon, name = target.partition(":")
+    if not (module and colon and name):
+        raise InvalidRequest(f"name the bus as MODULE:BUS, such as shop:bus, not {target!r}")
+    flags = {
+        "url": url,
+        "concurrency": concurrency,
+        "prefetch": prefetch,
+        "poll_interval": poll_interval,
+        "shutdown_timeout": shutdown_timeout,
+    }
+    given = {key: value for key, value in flags.items() if value is not None}
+    log_to_stderr()
+    raise typer.Exit(_supervise(Supervisor(target, processes, _log, environment=_environment(given))))
+
+
+def _environment(flags: Mapping[str, Any]) -> dict[str, str]:
+    """Return the variables a child is started with: the flags as settings, and as what wins over the code's own."""
+    return {f"POSTBUS_{name.upper()}": str(value) for name, value in flags.items()} | {OVERRIDES: json.dumps(flags)}
+
+
+def _log(event: str, fields: Mapping[str, object]) -> None:
+    logger.info(event, extra=dict(fields))
+
+
+def _supervise(supervisor: Supervisor) -> int:
+    """Keep the children running until a signal; return the exit code."""
+    woken = threading.Event()
+    asked: list[int] = []
+
+    def ask(number: int, _: object) -> None:
+        asked.append(number)
+        woken.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, ask)
+    heard = 0
+    while supervisor.turn():
+        if len(asked) > heard:
+            heard = len(asked)
+            logger.info("worker_stopping", extra={"signal": signal.Signals(asked[-1]).name, "at_once": heard > 1})
+            supervisor.stop(signal.SIGTERM if heard == 1 else signal.SIGKILL)
+        woken.wait(LOOK_EVERY)
+        woken.clear()
+    return supervisor.exit_code
