@@ -10,6 +10,7 @@ from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, U
 
 from postbus.bus import EventBus, F, HandlerOptions, Subscriptions
 from postbus.dlq import DeadLetters
+from postbus.errors import EventBusShutdownError
 from postbus.store.contract import Transaction
 
 __all__ = ["AsyncEventBus"]
@@ -36,7 +37,11 @@ def _awaited(
     @functools.wraps(method)
     async def call(self: _Wrapper[S], *args: P.args, **kwargs: P.kwargs) -> R:
         bound = functools.partial(method, self.wrapped, *args, **kwargs)
-        return await asyncio.get_running_loop().run_in_executor(self.threads, bound)
+        try:
+            running = asyncio.get_running_loop().run_in_executor(self.threads, bound)
+        except RuntimeError:
+            raise EventBusShutdownError("the bus is shut down") from None
+        return await running
 
     return call
 
@@ -99,13 +104,15 @@ class AsyncEventBus(_Wrapper[EventBus]):
     async def transaction(self) -> AsyncGenerator[Transaction]:
         """Open a transaction on the bus's own store; see EventBus.transaction."""
         loop, held = asyncio.get_running_loop(), self.wrapped.transaction()
-        tx = await loop.run_in_executor(self.threads, held.__enter__)
-        try:
-            yield tx
-        except BaseException as error:
-            await loop.run_in_executor(self.threads, held.__exit__, type(error), error, error.__traceback__)
-            raise
-        await loop.run_in_executor(self.threads, held.__exit__, None, None, None)
+        # A thread for this transaction alone: the store refuses the one that holds it, and must not mistake another's.
+        with ThreadPoolExecutor(1, thread_name_prefix="postbus-transaction") as thread:
+            tx = await loop.run_in_executor(thread, held.__enter__)
+            try:
+                yield tx
+            except BaseException as error:
+                await loop.run_in_executor(thread, held.__exit__, type(error), error, error.__traceback__)
+                raise
+            await loop.run_in_executor(thread, held.__exit__, None, None, None)
 
     async def start(self) -> None:
         """Begin to handle events; coroutine handlers run on the present event loop."""
@@ -114,7 +121,10 @@ class AsyncEventBus(_Wrapper[EventBus]):
 
     async def shutdown(self, timeout: float | None = None) -> bool:  # noqa: ASYNC109  the bus's own word for it
         """Shut down; see EventBus.shutdown."""
-        done = await self._shutdown(timeout)
+        try:
+            done = await self._shutdown(timeout)
+        except EventBusShutdownError:
+            return True
         self.threads.shutdown(wait=False)
         return done
 

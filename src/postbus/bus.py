@@ -177,10 +177,12 @@ class EventBus:
                 max_retries=max_retries,
             )
         )
-        if wait and connection is not None:
+        if not wait:
+            return self._store_drafts([ready], connection)[0]
+        if connection is not None:
             raise InvalidRequest("an event cannot be waited for before its transaction has committed")
-        event = self._store_drafts([ready], connection)[0]
-        return self._wait_settled(event, timeout) if wait else event
+        names = self._handled()
+        return self._wait_settled(self._store_drafts([ready], None)[0], names, timeout)
 
     def publish_many(
         self, events: Iterable[NewEvent | Mapping[str, Any]], *, connection: Transaction | None = None
@@ -195,8 +197,7 @@ class EventBus:
             return connection.publish(drafts)
         return self.store.publish(drafts)
 
-    def _wait_settled(self, event: Event, timeout: float | None) -> Event:
-        names = self._handled()
+    def _wait_settled(self, event: Event, names: tuple[str, ...], timeout: float | None) -> Event:
         if not self._signal().wait_for(lambda: self.store.settled(event.id, names), timeout):
             raise TimeoutError(f"event {event.id} was not settled within {timeout} s; it stays published")
         return self.get(event.id, subscription=names[0])
@@ -223,7 +224,6 @@ class EventBus:
         self.subscriptions.ensure(made.subscription, made.interest.pattern)
         self._handlers.add(made)
         self.store.register_handlers([self._record(made)])
-        self._refresh_policies()
         if self._worker is not None:
             self._worker.wake()
         return made.id
@@ -255,9 +255,6 @@ class EventBus:
             seen_at=self.store.now(),
         )
 
-    def _refresh_policies(self) -> None:
-        self._execution.policies = {each.name: each.retry for each in self.subscriptions.list() if each.retry}
-
     # ── running ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def start(self, *, loop: asyncio.AbstractEventLoop | None = None) -> None:
@@ -271,7 +268,6 @@ class EventBus:
                 return
             self._be_alive()
             recover(self.store, self.settings.retry, self._owner)
-            self._refresh_policies()
             self._worker = Worker(self.store, self.settings, self._execution, self._owner, loop)
             upkeep = Upkeep(self.store, self.settings.retry, self._owner, self.settings.poll_interval, self._records)
             self._upkeep = Loop("upkeep", upkeep.turn)
@@ -279,13 +275,13 @@ class EventBus:
             self._upkeep.start()
 
     def _records(self) -> list[HandlerRecord]:
-        self._refresh_policies()
         return [self._record(handler) for handler in self._handlers.all()]
 
     def _be_alive(self) -> None:
-        if not self._known_alive:
-            self._alive.enter_context(self.store.mark_alive(self._owner))
-            self._known_alive = True
+        with self._lock:
+            if not self._known_alive:
+                self._alive.enter_context(self.store.mark_alive(self._owner))
+                self._known_alive = True
 
     def shutdown(self, timeout: float | None = None) -> bool:
         """Take nothing new, let what runs finish, hand the rest back, close the store; calling it twice is safe.
@@ -435,13 +431,13 @@ class EventBus:
         Raises LeaseLost, changing nothing, if another claim, a reset or another outcome has come first.
         """
         described = [describe(each, delivery, self.store) for each in errors]
-        outcome = self._outcome(delivery, success, described, retry=retry)
+        outcome = self._outcome(delivery, described, success=success, retry=retry)
         told = Settlement(delivery.lease, outcome, delivery.worker_id, status_code, execution_time_ms)
         if self.store.settle([told])[0] is Settled.LOST:
             raise LeaseLost(f"event {delivery.id} in {delivery.subscription!r} is no longer held under this lease")
 
     def _outcome(
-        self, delivery: Delivery, success: bool | None, errors: Sequence[AttemptError], *, retry: bool
+        self, delivery: Delivery, errors: Sequence[AttemptError], *, success: bool | None, retry: bool
     ) -> Outcome:
         if success is None or success:
             if success and errors:
@@ -450,7 +446,6 @@ class EventBus:
         told = errors[0] if errors else describe("reported as failed", delivery, self.store)
         if len(errors) > 1:
             told = replace(told, message="; ".join(each.message for each in errors))
-        self._refresh_policies()
         return self._execution.decide(delivery, told, Exception() if retry else Discard(), None)
 
     def extend(self, delivery: Delivery) -> None:
@@ -470,7 +465,7 @@ class EventBus:
 
     def get(self, event_id: int, include_logs: bool = False, subscription: str = "default") -> Event:  # noqa: FBT001, FBT002
         """Return an event and how it stands; raise NotFound."""
-        event = self._told(self.store.get(event_id, subscription), subscription)
+        event = self._told(self.store.get(event_id, subscription), self._retries(subscription))
         return replace(event, logs=self.store.logs(event_id)) if include_logs else event
 
     def list(
@@ -494,14 +489,17 @@ class EventBus:
         page = self.store.list(
             subscription=subscription, status=wanted, type=type, tags=tags, limit=limit, offset=offset, after=after
         )
-        return replace(page, items=tuple(self._told(event, subscription) for event in page.items))
+        retries = self._retries(subscription)
+        return replace(page, items=tuple(self._told(event, retries) for event in page.items))
 
-    def _told(self, event: Event, subscription: str) -> Event:
+    def _retries(self, subscription: str) -> int:
+        own = next((each.retry for each in self.subscriptions.list() if each.name == subscription), None)
+        return (own or self.settings.retry).max_retries
+
+    @staticmethod
+    def _told(event: Event, retries: int) -> Event:
         """Return the event with the number of retries it really has."""
-        if event.max_retries is not None:
-            return event
-        policy = self._execution.policies.get(subscription, self.settings.retry)
-        return replace(event, max_retries=policy.max_retries)
+        return event if event.max_retries is not None else replace(event, max_retries=retries)
 
     def stats(self) -> Stats:
         """Return the bus in figures."""
@@ -514,7 +512,6 @@ class EventBus:
         """
         self._open()
         self._be_alive()
-        self._refresh_policies()
         worker = Worker(self.store, self.settings, self._execution, self._owner)
         try:
             return worker.run_due()

@@ -2,25 +2,29 @@
 
 import asyncio
 import concurrent.futures
+import contextlib
+import inspect
 import logging
 import random
+import threading
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from postbus.breaker import Breaker, BreakerState
-from postbus.errors import Discard, LeaseLost, RetryLater
+from postbus.errors import Discard, LeaseLost, PostbusError, RetryLater
 from postbus.handlers import Handler, Handlers
 from postbus.model import AttemptError, Dead, Delivery, Done, DoneWithErrors, Lease, Outcome, Retry
 from postbus.observe import logger, probe
 from postbus.retry import RetryPolicy
 from postbus.store.contract import Store
 
-__all__ = ["Context", "Execution", "Report"]
+__all__ = ["Context", "Execution", "Report", "Run"]
 
+R = TypeVar("R")
 CANCELLED: Final = (asyncio.CancelledError, concurrent.futures.CancelledError)
 TRACEBACK_LIMIT: Final = 4_000
 MESSAGE_LIMIT: Final = 2_000
@@ -64,9 +68,33 @@ class Context:
         self._extend(self.delivery)
 
 
+class Run:
+    """One delivery's way through its handlers: where it is, and what was recorded so far."""
+
+    __slots__ = ("began", "delivery", "handlers", "index", "recorded")
+
+    def __init__(self, delivery: Delivery, handlers: tuple[Handler, ...]) -> None:
+        """Begin before the first handler."""
+        self.delivery = delivery
+        self.handlers = handlers
+        self.index = 0
+        self.recorded: list[AttemptError] = []
+        self.began = time.perf_counter()
+
+    @property
+    def handler(self) -> Handler:
+        """The handler it is at."""
+        return self.handlers[self.index]
+
+    def report(self, outcome: Outcome | None) -> Report:
+        """Return how it fared."""
+        probe("handled")
+        return Report(self.delivery, outcome, (time.perf_counter() - self.began) * 1000)
+
+
 @dataclass
 class Execution:
-    """Runs deliveries. `deadline` is told when each handler must be done, so that a watcher can step in."""
+    """Runs deliveries through this process's handlers."""
 
     store: Store
     handlers: Handlers
@@ -77,75 +105,88 @@ class Execution:
     """How the breakers stood when last seen: refreshed at every claim, moved on by every failure."""
     probes: set[Lease] = field(default_factory=set[Lease])
     """The leases of deliveries that are half-open probes."""
-    policies: dict[str, RetryPolicy] = field(default_factory=dict[str, RetryPolicy])
-    """The retry policies that subscriptions have of their own."""
+
+    def begin(self, delivery: Delivery) -> Run:
+        """Return a run that stands before the delivery's first handler."""
+        return Run(delivery, self.handlers.matching(delivery.subscription, delivery.event))
 
     def is_async(self, delivery: Delivery) -> bool:
         """Return whether any handler of it must be awaited."""
         return any(each.is_async for each in self.handlers.matching(delivery.subscription, delivery.event))
 
-    def run(self, delivery: Delivery, deadline: Callable[[Handler | None], None]) -> Report:
-        """Run the handlers, all of them plain functions, one after another."""
-        began = time.perf_counter()
-        recorded: list[AttemptError] = []
-        for handler in self.handlers.matching(delivery.subscription, delivery.event):
-            if self._is_blocked(handler, delivery):
-                return self._report(delivery, None, began)
-            deadline(handler)
-            try:
-                self._call(handler, delivery)
-            except CANCELLED:
-                return self._report(delivery, None, began)
-            except Exception as error:  # noqa: BLE001  whatever a handler raises is its outcome
-                if ended := self._failed(handler, delivery, error, recorded):
-                    return self._report(delivery, ended, began)
-            else:
-                self._worked(handler)
-        return self._report(delivery, _finished(recorded), began)
+    def run(self, run: Run, is_mine: Callable[[Run], bool]) -> Report | None:
+        """Go through the handlers, all of them plain functions, one after another.
 
-    async def run_async(self, delivery: Delivery, threads: concurrent.futures.Executor) -> Report:
-        """Run the handlers, awaiting those that are coroutines; plain ones among them go to a thread."""
-        began = time.perf_counter()
-        recorded: list[AttemptError] = []
-        for handler in self.handlers.matching(delivery.subscription, delivery.event):
-            if self._is_blocked(handler, delivery):
-                return self._report(delivery, None, began)
-            try:
-                async with asyncio.timeout(handler.timeout):
-                    if handler.is_async:
-                        await self._call(handler, delivery)
-                    else:
-                        await asyncio.get_running_loop().run_in_executor(threads, self._call, handler, delivery)
-            except CANCELLED:
-                self._uncancel()
-                return self._report(delivery, None, began)
-            except TimeoutError as error:
-                named = error if error.args else overdue(handler)
-                if ended := self._failed(handler, delivery, named, recorded):
-                    return self._report(delivery, ended, began)
-            except Exception as error:  # noqa: BLE001  whatever a handler raises is its outcome
-                if ended := self._failed(handler, delivery, error, recorded):
-                    return self._report(delivery, ended, began)
-            else:
-                self._worked(handler)
-        return self._report(delivery, _finished(recorded), began)
+        `is_mine` is asked before and after each: once it says no, somebody else has reported on this run, and
+        nothing more is done or told. Never raises: whatever a handler raises is its outcome.
+        """
+        while run.index < len(run.handlers):
+            if self._is_blocked(run):
+                return run.report(None)
+            if not is_mine(run):
+                return None
+            error = self._try(run)
+            if not is_mine(run):
+                return None
+            if (ended := self.went(run, error)) is not None:
+                return ended
+        return self.finished(run)
 
-    def timed_out(self, handler: Handler, delivery: Delivery, seconds: float) -> Report:
-        """Return the report on a delivery whose plain handler did not return in time and was left behind."""
-        ended = self._failed(handler, delivery, overdue(handler), recorded := [])
-        return Report(delivery, ended or _finished(recorded), seconds * 1000)
+    async def run_async(self, run: Run) -> Report:
+        """Go through the handlers, awaiting those that are coroutines; plain ones among them get a thread."""
+        while run.index < len(run.handlers):
+            if self._is_blocked(run):
+                return run.report(None)
+            error = await self._try_async(run)
+            if (ended := self.went(run, error)) is not None:
+                return ended
+        return self.finished(run)
+
+    def went(self, run: Run, error: BaseException | None) -> Report | None:
+        """Take note of how the present handler went, and step to the next; return the report if the run ends here."""
+        if error is None:
+            self._worked(run.handler)
+        elif isinstance(error, CANCELLED):
+            return run.report(None)
+        elif (outcome := self._failed(run, error)) is not None:
+            return run.report(outcome)
+        run.index += 1
+        return None
 
     @staticmethod
-    def _uncancel() -> None:
-        task = asyncio.current_task()
-        while task is not None and task.cancelling():
-            task.uncancel()
+    def finished(run: Run) -> Report:
+        """Return the report on a run whose handlers have all been gone through; without any, it is handed back."""
+        if not run.handlers:
+            return run.report(None)
+        return run.report(DoneWithErrors(tuple(run.recorded)) if run.recorded else DONE)
 
-    def _report(self, delivery: Delivery, outcome: Outcome | None, began: float) -> Report:
-        probe("handled")
-        return Report(delivery, outcome, (time.perf_counter() - began) * 1000)
+    def _try(self, run: Run) -> BaseException | None:
+        try:
+            result = self._call(run)
+        except BaseException as error:  # noqa: BLE001  even SystemExit is only a failed attempt: the worker lives on
+            return error
+        if inspect.isawaitable(result):
+            return _never_awaited(run.handler, result)
+        return None
 
-    def _call(self, handler: Handler, delivery: Delivery) -> Any:
+    async def _try_async(self, run: Run) -> BaseException | None:
+        handler = run.handler
+        try:
+            async with asyncio.timeout(handler.timeout):
+                if handler.is_async:
+                    await self._call(run)
+                    return None
+                return await in_thread(lambda: self._try(run))
+        except TimeoutError as error:
+            return error if error.args else overdue(handler)
+        except CANCELLED as error:
+            _uncancel()
+            return error
+        except BaseException as error:  # noqa: BLE001  even SystemExit is only a failed attempt: the worker lives on
+            return error
+
+    def _call(self, run: Run) -> Any:
+        handler, delivery = run.handler, run.delivery
         event = delivery.event if handler.model is None else handler.prepared(delivery.event)
         if handler.wants_context:
             return handler.function(event, self._context(delivery))
@@ -162,14 +203,13 @@ class Execution:
 
     # ── failure ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _failed(
-        self, handler: Handler, delivery: Delivery, error: Exception, recorded: list[AttemptError]
-    ) -> Outcome | None:
+    def _failed(self, run: Run, error: BaseException) -> Outcome | None:
         """Return how the delivery ends by this failure; None when the failure is only to be recorded."""
-        told = self._describe(handler, delivery, error)
+        handler, delivery = run.handler, run.delivery
+        told = describe(error, delivery, self.store, handler.name)
         self._move_breaker(handler, lambda breaker, state: breaker.failed(state, self.store.now()))
         if handler.on_error == "record":
-            recorded.append(told)
+            run.recorded.append(told)
             self._log_failure(handler, delivery, told, "recorded", None)
             return None
         outcome = self.decide(delivery, told, error, handler)
@@ -177,19 +217,17 @@ class Execution:
         self._log_failure(handler, delivery, told, "retry" if after is not None else "dead", after)
         return outcome
 
-    def decide(self, delivery: Delivery, told: AttemptError, error: Exception, handler: Handler | None) -> Retry | Dead:
+    def decide(
+        self, delivery: Delivery, told: AttemptError, error: BaseException, handler: Handler | None
+    ) -> Retry | Dead:
         """Return whether a failed attempt is followed by another, and when."""
-        policy = self.policies.get(delivery.subscription, self.policy).merged(handler.retry if handler else None)
-        event = delivery.event
-        allowed = policy.max_retries if event.max_retries is None else event.max_retries
-        if isinstance(error, Discard) or delivery.attempt > allowed:
+        policy = delivery.retry.merged(handler.retry if handler else None)
+        own = delivery.event.max_retries
+        if isinstance(error, Discard) or delivery.attempt > (policy.max_retries if own is None else own):
             return Dead(told)
         if isinstance(error, RetryLater):
             return Retry(error.delay, told)
         return Retry(policy.delay(delivery.attempt + 1, self.chance), told)
-
-    def _describe(self, handler: Handler, delivery: Delivery, error: Exception) -> AttemptError:
-        return describe(error, delivery, self.store, handler.name)
 
     @staticmethod
     def _log_failure(
@@ -213,9 +251,10 @@ class Execution:
 
     # ── breakers ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _is_blocked(self, handler: Handler, delivery: Delivery) -> bool:
-        """Return whether an open breaker forbids running it now; a probe is always let through."""
-        if handler.breaker is None or delivery.lease in self.probes:
+    def _is_blocked(self, run: Run) -> bool:
+        """Return whether an open breaker forbids going on now; a probe is always let through."""
+        handler = run.handler
+        if handler.breaker is None or run.delivery.lease in self.probes:
             return False
         return self.breakers.get(handler.breaker_name, BreakerState()).opened_at is not None
 
@@ -225,13 +264,46 @@ class Execution:
 
     def _move_breaker(self, handler: Handler, move: Callable[[Breaker, BreakerState], BreakerState]) -> None:
         breaker = handler.breaker
-        if breaker is not None:
+        if breaker is None:
+            return
+        try:
             state = self.store.change_breaker(handler.breaker_name, lambda state: move(breaker, state))
+        except PostbusError as error:
+            # The delivery's own outcome matters more; the next failure or success moves the breaker again.
+            logger.warning("breaker_unmoved", extra={"breaker": handler.breaker_name, "error": str(error)})
+        else:
             self.breakers[handler.breaker_name] = state
 
 
-def _finished(recorded: list[AttemptError]) -> Done | DoneWithErrors:
-    return DoneWithErrors(tuple(recorded)) if recorded else DONE
+def _never_awaited(handler: Handler, result: Any) -> TypeError:
+    if inspect.iscoroutine(result):
+        result.close()
+    return TypeError(f"{handler.name} returned something to await: register an async function")
+
+
+def _uncancel() -> None:
+    """Take the cancellation of one handler back from the task that goes on with the next."""
+    task = asyncio.current_task()
+    while task is not None and task.cancelling():
+        task.uncancel()
+
+
+async def in_thread(call: Callable[[], R]) -> R:
+    """Run `call` in a thread of its own: one that hangs is left behind, and no pool runs dry of it."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[R] = loop.create_future()
+
+    def tell(result: R) -> None:
+        if not future.done():
+            future.set_result(result)
+
+    def work() -> None:
+        result = call()
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(tell, result)
+
+    threading.Thread(target=work, name="postbus-mixed", daemon=True).start()
+    return await future
 
 
 def overdue(handler: Handler) -> TimeoutError:
@@ -244,8 +316,7 @@ def describe(error: BaseException | str, delivery: Delivery, store: Store, handl
     if isinstance(error, str):
         kind, message, trace = "Error", error, None
     else:
-        kind, message = type(error).__name__, str(error) or type(error).__name__
-        trace = "".join(traceback.format_exception(error))[-TRACEBACK_LIMIT:]
+        kind, message, trace = type(error).__name__, _message(error), _trace(error)
     return AttemptError(
         type=kind,
         message=clean(message)[:MESSAGE_LIMIT],
@@ -255,6 +326,20 @@ def describe(error: BaseException | str, delivery: Delivery, store: Store, handl
         traceback=None if trace is None else clean(trace),
         handler=handler,
     )
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error) or type(error).__name__
+    except Exception:  # noqa: BLE001  a handler's exception may be broken itself
+        return f"{type(error).__name__} (its message cannot be shown)"
+
+
+def _trace(error: BaseException) -> str:
+    try:
+        return "".join(traceback.format_exception(error))[-TRACEBACK_LIMIT:]
+    except Exception:  # noqa: BLE001  a handler's exception may be broken itself
+        return "".join(traceback.format_tb(error.__traceback__))[-TRACEBACK_LIMIT:]
 
 
 def clean(text: str) -> str:

@@ -6,49 +6,51 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Final
 
-from postbus.execution import Execution, Report
-from postbus.handlers import Handler
+from postbus.execution import Execution, Report, Run, overdue
 from postbus.model import Delivery
 
 __all__ = ["AsyncLane", "ThreadLane"]
 
 WATCH_EVERY: Final = 0.05
-Chunk = deque[Delivery]
+Chunk = deque[Run]
 
 
 class _Seat:
-    """One thread's present work, so that a watcher can see that it is overdue and take its place away."""
+    """One thread's present work, so that a watcher can see that it is overdue and take it away."""
 
-    __slots__ = ("began", "chunk", "deadline", "delivery", "handler", "lock")
+    __slots__ = ("chunk", "deadline", "lock", "run", "thread")
 
     def __init__(self) -> None:
         self.chunk: Chunk = deque()
-        self.delivery: Delivery | None = None
-        self.handler: Handler | None = None
+        self.run: Run | None = None
         self.deadline = float("inf")
-        self.began = 0.0
         self.lock = threading.Lock()
+        self.thread: threading.Thread | None = None
 
-    def watch(self, handler: Handler | None) -> None:
-        """Note which handler runs now and until when it may."""
-        self.handler = handler
-        timeout = None if handler is None else handler.timeout
-        self.deadline = float("inf") if timeout is None else time.monotonic() + timeout
-
-    def begin(self, delivery: Delivery) -> None:
-        self.began = time.monotonic()
-        self.delivery = delivery
-
-    def end(self) -> bool:
-        """Return whether the work was still this thread's own; False when a watcher has reported it overdue."""
+    def holds(self, run: Run) -> bool:
+        """Return whether the run is still this thread's own; if so, its present handler's time counts from now."""
         with self.lock:
-            mine = self.delivery is not None
-            self.delivery = None
+            timeout = run.handler.timeout
+            self.deadline = float("inf") if timeout is None else time.monotonic() + timeout
+            return self.run is run
+
+    def take_away(self, now: float) -> Run | None:
+        """Return the run if its handler is overdue: from then on it is the caller's, not the thread's."""
+        with self.lock:
+            if now < self.deadline or self.run is None:
+                return None
+            run, self.run = self.run, None
             self.deadline = float("inf")
-        return mine
+            return run
+
+    def leave(self) -> None:
+        """Note that nothing runs."""
+        with self.lock:
+            self.run = None
+            self.deadline = float("inf")
 
 
 class ThreadLane:
@@ -70,30 +72,27 @@ class ThreadLane:
             while len(self._seats) < min(self._size, len(deliveries) + len(self._seats)):
                 self._seat()
         for start in range(0, len(deliveries), chunk):
-            self._chunks.put(deque(deliveries[start : start + chunk]))
+            self._chunks.put(deque(map(self._execution.begin, deliveries[start : start + chunk])))
 
     def take_back(self) -> list[Delivery]:
         """Return what was submitted and not begun; it will not run."""
-        left: list[Delivery] = []
-        while True:
-            try:
+        left: list[Run] = []
+        with suppress(queue.Empty):
+            while True:
                 left += self._chunks.get_nowait() or ()
-            except queue.Empty:
-                break
         for seat in tuple(self._seats):
-            while seat.chunk:
-                try:
+            with suppress(IndexError):
+                while True:
                     left.append(seat.chunk.pop())
-                except IndexError:
-                    break
-        return left
+        return [run.delivery for run in left]
 
     def watch(self) -> None:
         """Give up on handlers that are overdue: report them, and seat another thread in place of theirs."""
         now = time.monotonic()
         for seat in tuple(self._seats):
-            if now >= seat.deadline:
-                self._give_up(seat, now)
+            if now >= seat.deadline and (run := seat.take_away(now)) is not None:
+                self._replace(seat)
+                self._go_on(run)
         self.hung = {thread for thread in self.hung if thread.is_alive()}
 
     def stop(self) -> None:
@@ -101,37 +100,44 @@ class ThreadLane:
         for _ in range(len(self._seats)):
             self._chunks.put(None)
 
-    def _give_up(self, seat: _Seat, now: float) -> None:
-        with seat.lock:
-            delivery, handler = seat.delivery, seat.handler
-            if delivery is None or handler is None or now < seat.deadline:
-                return
-            seat.delivery = None
-            seat.deadline = float("inf")
-        self._report(self._execution.timed_out(handler, delivery, now - seat.began))
+    def _replace(self, seat: _Seat) -> None:
+        """Leave a thread that hangs behind, and give what it had before it to another."""
         with self._lock:
             self._seats.remove(seat)
             self._seat()
+        if seat.thread is not None:
+            self.hung.add(seat.thread)
         if seat.chunk:
             self._chunks.put(seat.chunk)
 
+    def _go_on(self, run: Run) -> None:
+        """Report a run whose handler was overdue, or, if that is only to be recorded, go on with its next handler."""
+        report = self._execution.went(run, overdue(run.handler))
+        if report is not None:
+            self._report(report)
+        elif run.index < len(run.handlers):
+            self._chunks.put(deque([run]))
+        else:
+            self._report(self._execution.finished(run))
+
     def _seat(self) -> None:
         seat = _Seat()
+        seat.thread = threading.Thread(target=self._work, args=(seat,), name="postbus-handler", daemon=True)
         self._seats.append(seat)
-        threading.Thread(target=self._work, args=(seat,), name="postbus-handler", daemon=True).start()
+        seat.thread.start()
 
     def _work(self, seat: _Seat) -> None:
         while (chunk := self._chunks.get()) is not None:
             seat.chunk = chunk
             while chunk:
                 try:
-                    delivery = chunk.popleft()
+                    seat.run = run = chunk.popleft()
                 except IndexError:
                     break
-                seat.begin(delivery)
-                report = self._execution.run(delivery, seat.watch)
-                if not seat.end():
+                report = self._execution.run(run, seat.holds)
+                if report is None:
                     return
+                seat.leave()
                 self._report(report)
 
 
@@ -153,7 +159,6 @@ class AsyncLane:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: deque[Delivery] = deque()
         self._runners: set[asyncio.Task[None]] = set()
-        self._threads = ThreadPoolExecutor(max_workers=size, thread_name_prefix="postbus-mixed")
 
     def submit(self, deliveries: Sequence[Delivery], chunk: int) -> None:
         """Run deliveries; `chunk` is of no use here, since handing over costs nothing."""
@@ -178,7 +183,6 @@ class AsyncLane:
 
     def stop(self) -> None:
         """End the lane's own event loop."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
         if self._loop is not None and self._given is None:
             self._loop.call_soon_threadsafe(self._loop.stop)
 
@@ -211,4 +215,4 @@ class AsyncLane:
                 delivery = self._waiting.popleft()
             except IndexError:
                 break
-            self._report(await self._execution.run_async(delivery, self._threads))
+            self._report(await self._execution.run_async(self._execution.begin(delivery)))

@@ -205,11 +205,17 @@ class Delivery:
     event: Event
     lease: Lease
     attempt: int
-    max_retries: int
+    retry: RetryPolicy
+    """The subscription's policy, or the bus's; the event's own `max_retries` and a handler's policy go before it."""
     worker_id: str
     lease_until: datetime
     suspect: bool = False
     """Its last attempt ended by expiry: it may have killed its worker, so it is to be run alone."""
+
+    @property
+    def max_retries(self) -> int:
+        """How many retries follow the first attempt, as far as event and subscription say."""
+        return self.retry.max_retries if self.event.max_retries is None else self.event.max_retries
 
     @property
     def subscription(self) -> str:
@@ -278,7 +284,7 @@ class Page(Generic[T]):
     limit: int
     offset: int
     total_capped: bool = False
-    next: int | None = None
+    next: int | str | None = None
     """Hand this to `after=` for the following page; None: there is none."""
 
     def __iter__(self) -> Iterator[T]:

@@ -9,8 +9,9 @@ holds one starts with a space, which tells `decode` to read it with the standard
 """
 
 import json
+import marshal
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
@@ -36,6 +37,8 @@ MAX_DIGITS: Final = 4_300
 FIELDS: Final = frozenset(field.name for field in fields(NewEvent))
 BITS_A_DIGIT: Final = 3.3219
 _WIDE: Final = 1 << 63
+_PLAIN: Final = frozenset({str, dict, list, int, float, bool, type(None)})
+_STRICT: Final = orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS
 
 
 class Draft(NamedTuple):
@@ -49,6 +52,8 @@ class Draft(NamedTuple):
     title: str | None
     description: str | None
     payload: str
+    value: Json
+    """What the payload's text reads back as: a copy of the caller's object."""
     metadata: str
     delay: timedelta | None
     at: datetime | None
@@ -58,17 +63,53 @@ class Draft(NamedTuple):
 
 def encode(payload: Json) -> str:
     """Return the text to store for a payload; raise InvalidPayloadError if it would not come back the same."""
-    wide = _check(payload)
+    return _encode(payload)[0]
+
+
+def _encode(payload: Json) -> tuple[str, Json]:
+    """Return the text to store and what it reads back as.
+
+    The checks are done in C: orjson writes and reads it back, equality finds what changed on the way, and marshal,
+    which knows exact types only, what equality overlooks (an IntEnum equals its number). Only a payload that fails one
+    of them is gone through value by value, to say what is wrong with it, or that it is good after all.
+    """
+    _check_shape(payload)
+    data, value = b"", None
     try:
-        text = " " + json.dumps(payload, separators=(",", ":")) if wide else orjson.dumps(payload).decode()
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidPayloadError(f"the payload is not JSON: {error}") from None
-    if len(text) > MAX_PAYLOAD or len(text.encode()) > MAX_PAYLOAD:
+        data = orjson.dumps(payload, option=_STRICT)
+        value = orjson.loads(data)
+        marshal.dumps(payload)
+        good = value == payload and not (b"\\" in data and b"\\u0000" in data)
+    except (TypeError, ValueError):
+        good = False
+    if not good and _check(payload):
+        data = b" " + json.dumps(payload, separators=(",", ":")).encode()
+        value = json.loads(data)
+    if len(data) > MAX_PAYLOAD:
         raise InvalidPayloadError(
-            f"the payload has {len(text.encode()):,} bytes of JSON, the limit is {MAX_PAYLOAD:,}: "
+            f"the payload has {len(data):,} bytes of JSON, the limit is {MAX_PAYLOAD:,}: "
             "store it elsewhere and publish a reference"
         )
-    return text
+    return data.decode(), value
+
+
+def _check_shape(payload: Json) -> None:
+    """Raise InvalidPayloadError for what is too deep or has too many parts to be written at all."""
+    level: list[Any] = [payload] if type(payload) is dict or type(payload) is list else []
+    parts = 0
+    for _ in range(MAX_DEPTH + 1):
+        if not level:
+            return
+        parts += sum(map(len, level))
+        if parts > MAX_PAYLOAD:
+            raise InvalidPayloadError(f"the payload has more than {MAX_PAYLOAD:,} parts")
+        level = [
+            part
+            for box in level
+            for part in cast("Iterable[Any]", box.values() if type(box) is dict else box)
+            if type(part) is dict or type(part) is list
+        ]
+    raise InvalidPayloadError(f"the payload is nested more than {MAX_DEPTH} levels deep")
 
 
 def decode(text: str) -> Json:
@@ -112,36 +153,37 @@ def _finite(digits: str) -> float:
     return value
 
 
-def _check(payload: Json) -> bool:  # noqa: C901, PLR0912  the busiest loop: a call for each value would double its cost
-    """Raise InvalidPayloadError unless every part is plain JSON; return whether an integer is wider than 64 bits."""
+def _check(payload: Json) -> bool:
+    """Raise InvalidPayloadError unless every part is plain JSON; return whether an integer is wider than 64 bits.
+
+    The payload's shape has been checked, so this ends.
+    """
     wide = False
-    level: list[Any] = [payload]
-    for _ in range(MAX_DEPTH + 1):
-        below: list[Any] = []
-        for value in level:
-            kind = cast("type[object]", type(value))
-            if kind is str:
-                if "\0" in value or not value.isascii():
-                    _check_text(value)
-            elif kind is int:
-                if not -_WIDE <= value < _WIDE:
-                    wide = _check_wide(value)
-            elif kind is dict:
-                for key in value:
-                    if type(key) is not str or "\0" in key or not key.isascii():
-                        _check_key(key)
-                below += value.values()
-            elif kind is list:
-                below += value
-            elif kind is float:
-                if not isfinite(value):
-                    raise InvalidPayloadError(f"{value} is not JSON: publish null or a string")
-            elif value is not None and kind is not bool:
-                raise InvalidPayloadError(_why_not(value))
-        if not below:
-            return wide
-        level = below
-    raise InvalidPayloadError(f"the payload is nested more than {MAX_DEPTH} levels deep")
+    parts: list[Any] = [payload]
+    while parts:
+        part = parts.pop()
+        wide |= _check_one(part)
+        if isinstance(part, dict):
+            parts.extend(cast("dict[str, Any]", part).values())
+        elif isinstance(part, list):
+            parts.extend(cast("list[Any]", part))
+    return wide
+
+
+def _check_one(value: Any) -> bool:
+    kind = cast("type[object]", type(value))
+    if kind is str:
+        _check_text(value)
+    elif kind is dict:
+        for key in value:
+            _check_key(key)
+    elif kind is int:
+        return not -_WIDE <= value < 2 * _WIDE and _check_wide(value)
+    elif kind is float and not isfinite(value):
+        raise InvalidPayloadError(f"{value} is not JSON: publish null or a string")
+    elif kind not in _PLAIN:
+        raise InvalidPayloadError(_why_not(value))
+    return False
 
 
 def _check_wide(value: int) -> bool:
@@ -192,7 +234,7 @@ def draft(new: NewEvent | Mapping[str, Any]) -> Draft:
         None if key is None else _name(key, "key", MAX_TYPE),
         None if title is None else _text(title, "title", MAX_TEXT),
         None if description is None else _text(description, "description", MAX_TEXT),
-        encode(get("payload")),
+        *_encode(get("payload")),
         "{}" if metadata is None else _metadata(metadata),
         delay,
         at,

@@ -4,20 +4,18 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Final
 
-from postbus.breaker import Admission
+from postbus.claiming import Claiming
 from postbus.config import Settings
+from postbus.errors import NotFound
 from postbus.execution import Execution, Report
-from postbus.handlers import Handler
 from postbus.lanes import WATCH_EVERY, AsyncLane, ThreadLane
 from postbus.loop import Loop, Signal
 from postbus.model import Delivery, Lease
 from postbus.observe import logger, probe
-from postbus.pattern import Interest
-from postbus.store.contract import Claim, Claimed, Settled, Settlement, Store
+from postbus.store.contract import Claimed, Settled, Settlement, Store
 
 __all__ = ["Worker"]
 
@@ -27,6 +25,7 @@ CHUNK_SECONDS: Final = 0.001
 MOST_CHUNK: Final = 64
 MOST_SETTLED: Final = 500
 SMOOTHING: Final = 0.2
+SHORTEST_BEAT: Final = 0.05
 
 
 class Worker:
@@ -45,7 +44,6 @@ class Worker:
         self._settings = settings
         self._execution = execution
         self._worker_id = settings.worker_id or ""
-        self._owner = owner
         self._lease = timedelta(seconds=settings.lease)
         self._held: dict[Lease, Delivery] = {}
         self._reports: deque[Report] = deque()
@@ -58,7 +56,8 @@ class Worker:
         self._turns = 0
         self._beat_every = settings.lease / 3
         self._watch = store.watch()
-        self._claiming = Loop("claim", self._claim_turn)
+        self._claiming = Claiming(store, execution, self._worker_id, owner)
+        self._looking = Loop("claim", self._claim_turn)
         self._settling = Loop("settle", self._settle_turn)
         self._beating = Loop("heartbeat", self._heartbeat_turn)
         self._watching = Loop("watch", self._watch_turn)
@@ -66,7 +65,7 @@ class Worker:
 
     @property
     def _loops(self) -> tuple[Loop, ...]:
-        return self._claiming, self._settling, self._beating, self._watching, self._overdue
+        return self._looking, self._settling, self._beating, self._watching, self._overdue
 
     @property
     def held(self) -> int:
@@ -90,7 +89,7 @@ class Worker:
         be: their leases end with this process.
         """
         deadline = time.monotonic() + timeout
-        self._claiming.stop()
+        self._looking.stop()
         self._hand_back(self._threads.take_back() + self._async.take_back())
         done = self.changed.wait_for(lambda: not self._held, deadline - time.monotonic())
         if not done:
@@ -108,17 +107,23 @@ class Worker:
     def run_due(self) -> int:
         """Claim, run and settle in the calling thread, one delivery at a time, until nothing is due."""
         count = 0
-        with asyncio.Runner() as runner, ThreadPoolExecutor(max_workers=1) as threads:
-            for name in self._execution.handlers.subscriptions():
-                while found := self._ask(name, self._execution.handlers.interests(name), (), 1).deliveries:
-                    report = runner.run(self._execution.run_async(found[0], threads))
-                    self._settle([report])
-                    count += 1
+        with asyncio.Runner() as runner:
+            while found := self._next_due():
+                report = runner.run(self._execution.run_async(self._execution.begin(found)))
+                self._settle([report])
+                self._execution.probes.discard(found.lease)
+                count += 1
         return count
+
+    def _next_due(self) -> Delivery | None:
+        for name in self._execution.handlers.subscriptions():
+            if found := self._claiming.claim(name, 1, alone=True).deliveries:
+                return found[0]
+        return None
 
     def wake(self) -> None:
         """Look for work now."""
-        self._claiming.wake()
+        self._looking.wake()
 
     # ── claim ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -164,71 +169,20 @@ class Worker:
         return max(concurrency, min(MOST_HELD, int(concurrency * HOLD_SECONDS / self._seconds)))
 
     def _claim(self, subscription: str, limit: int) -> Claimed:
-        blocked = tuple(
-            handler.interest
-            for handler in self._execution.handlers.all()
-            if handler.breaker is not None and handler.subscription == subscription and not self._admits(handler)
-        )
-        claimed = self._ask(subscription, self._execution.handlers.interests(subscription), blocked, limit)
+        try:
+            claimed = self._claiming.claim(subscription, limit, alone=not self._held)
+        except NotFound as error:
+            logger.warning("subscription_gone", extra={"subscription": subscription, "error": str(error)})
+            return Claimed()
         self._draining = claimed.suspects
         self._dispatch(claimed.deliveries)
         return claimed
-
-    def _ask(
-        self, subscription: str, interests: tuple[Interest, ...], blocked: tuple[Interest, ...], limit: int
-    ) -> Claimed:
-        return self._store.claim(
-            Claim(
-                subscription=subscription,
-                worker_id=self._worker_id,
-                owner=self._owner,
-                interests=interests,
-                blocked=blocked,
-                limit=limit,
-                lease=self._lease,
-                policy=self._execution.policy,
-                alone=not self._held,
-            )
-        )
-
-    def _admits(self, handler: Handler) -> bool:
-        """Return whether a handler's breaker lets everything through; if it is time for a probe, send one."""
-        breaker = handler.breaker
-        if breaker is None:
-            return True
-        state = self._store.breaker(handler.breaker_name)
-        self._execution.breakers[handler.breaker_name] = state
-        admission = breaker.admit(state, self._store.now())
-        if admission is Admission.PROBE:
-            self._probe(handler)
-        return admission is Admission.ALL
-
-    def _probe(self, handler: Handler) -> None:
-        """Claim one event past an open breaker, if no other worker is doing so."""
-        breaker = handler.breaker
-        if breaker is None:
-            return
-        until = self._store.now() + self._lease
-        state = self._store.change_breaker(
-            handler.breaker_name,
-            lambda state: (
-                breaker.probing(state, until) if breaker.admit(state, self._store.now()) is Admission.PROBE else None
-            ),
-        )
-        if state.probe_until != until:
-            return
-        claimed = self._ask(handler.subscription, (handler.interest,), (), 1)
-        self._execution.probes.update(delivery.lease for delivery in claimed.deliveries)
-        self._dispatch(claimed.deliveries)
-        if not claimed.deliveries:
-            self._store.change_breaker(handler.breaker_name, breaker.unused)
 
     def _dispatch(self, deliveries: Sequence[Delivery]) -> None:
         if not deliveries:
             return
         probe("claimed")
-        left = (deliveries[0].lease_until - self._store.now()).total_seconds()
-        self._beat_every = min(self._beat_every, max(left / 3, 0.05))
+        self._beat_faster((deliveries[0].lease_until - self._store.now()).total_seconds() / 3)
         self._alone = deliveries[0].suspect
         self._held.update((delivery.lease, delivery) for delivery in deliveries)
         awaited = [delivery for delivery in deliveries if self._execution.is_async(delivery)]
@@ -291,7 +245,7 @@ class Worker:
             self._alone = False
         self.changed.notify()
         if not self._is_busy():
-            self._claiming.wake()
+            self._looking.wake()
 
     def _hand_back(self, deliveries: list[Delivery], *, forget: bool = True) -> None:
         if deliveries:
@@ -312,9 +266,15 @@ class Worker:
                     logger.warning("lease_lost", extra=_fields(lease))
         return self._beat_every
 
+    def _beat_faster(self, seconds: float) -> None:
+        """Beat at least this often from now on: a subscription may have a shorter lease than the bus."""
+        if max(seconds, SHORTEST_BEAT) < self._beat_every:
+            self._beat_every = max(seconds, SHORTEST_BEAT)
+            self._beating.wake()
+
     def _watch_turn(self) -> float:
         if self._watch.wait(self._settings.poll_interval):
-            self._claiming.wake()
+            self._looking.wake()
             self.changed.notify()
         return 0.0
 

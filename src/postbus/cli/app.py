@@ -26,9 +26,7 @@ class Commands(TyperGroup):
 
 
 app = typer.Typer(
-    name="postbus",
     cls=Commands,
-    help="A durable event bus and work queue in the database you already have.",
     epilog="Example: postbus demo\n\nSettings: flags, else POSTBUS_* variables, else postbus.toml or pyproject.toml."
     "\n\nExit codes: 0 ok, 1 failed, 2 wrong usage, 3 findings.",
     no_args_is_help=True,
@@ -43,18 +41,25 @@ def _version(wanted: bool) -> None:  # noqa: FBT001  typer hands it over so
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(help="A durable event bus and work queue in the database you already have.")
 def root(
     *,
     show_version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """A durable event bus and work queue in the database you already have."""
+    """Take the options that stand before any command."""
     del show_version
 
 
-for each in (demo, publish, worker, stats, doctor, migrate):
-    each.register(app)
-for group in (events, dlq, subscriptions):
-    app.add_typer(group.group)
+for module, command in (
+    (demo, demo.demo),
+    (publish, publish.publish),
+    (worker, worker.worker),
+    (stats, stats.stats),
+    (doctor, doctor.doctor),
+    (migrate, migrate.migrate),
+):
+    app.command(epilog=module.EXAMPLES)(command)
+for group in (events.group, dlq.group, subscriptions.group):
+    app.add_typer(group)

@@ -34,10 +34,10 @@ def main(target: str) -> int:
         _follow_parent()
         _run(bus)
     except InvalidRequest as error:
-        logger.error("worker_refused", extra={"target": target, "error": str(error)})  # noqa: TRY400  a sentence will do
+        logger.error("worker_refused", extra={"target": target, "error": str(error)})
         return HOPELESS
     except PostbusError as error:
-        logger.error("worker_failed", extra={"target": target, "error": str(error)})  # noqa: TRY400  a sentence will do
+        logger.error("worker_failed", extra={"target": target, "error": str(error)})
         return 1
     end = threading.Timer(LINGER, os._exit, [0])
     end.daemon = True
@@ -86,15 +86,8 @@ def _apply(bus: EventBus, target: str, flags: dict[str, object]) -> None:
     handlers = [each for each in bus.store.handlers() if each.worker_id == bus.worker_id]
     if not handlers:
         raise InvalidRequest(f"{target} has no handlers: decorate a function with @bus.on before the worker starts")
-    logger.info(
-        "worker_ready",
-        extra={
-            "url": bus.store.url,
-            "worker_id": bus.worker_id,
-            "handlers": len(handlers),
-            "concurrency": bus.settings.concurrency,
-        },
-    )
+    told = {"url": bus.store.url, "worker_id": bus.worker_id, "handlers": len(handlers)}
+    logger.info("worker_ready", extra={**told, "concurrency": bus.settings.concurrency})
 
 
 def _run(bus: EventBus | AsyncEventBus) -> None:

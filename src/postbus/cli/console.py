@@ -2,8 +2,8 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -18,7 +18,20 @@ from rich.text import Text
 from postbus.errors import InvalidRequest
 from postbus.model import Event, Page
 
-__all__ = ["Output", "age", "confirm", "emit", "moment", "progress", "say", "stderr", "stdout", "table", "to_json"]
+__all__ = [
+    "Output",
+    "age",
+    "confirm",
+    "emit",
+    "line",
+    "many",
+    "progress",
+    "say",
+    "stderr",
+    "table",
+    "tell_rest",
+    "to_json",
+]
 
 ENDLESS: Final = 100_000
 """How wide a line may grow where nobody has a screen: nothing is cut off for grep."""
@@ -33,33 +46,33 @@ class Output(StrEnum):
     JSONL = "jsonl"
 
 
-def stdout() -> Console:
-    """Return the console for data; colours only on a terminal and without NO_COLOR."""
-    return Console(width=None if sys.stdout.isatty() else ENDLESS, markup=False, highlight=False, emoji=False)
-
-
 def stderr() -> Console:
     """Return the console for everything that is not data."""
-    wide = None if sys.stderr.isatty() else ENDLESS
-    return Console(stderr=True, width=wide, markup=False, highlight=False, emoji=False)
+    return _console(to_stderr=True, terminal=sys.stderr.isatty())
+
+
+def _console(*, to_stderr: bool, terminal: bool) -> Console:
+    wide = None if terminal else ENDLESS
+    return Console(stderr=to_stderr, width=wide, markup=False, highlight=False, emoji=False)
 
 
 def say(text: str, style: str | None = None) -> None:
     """Tell the person something that is not data."""
-    stderr().print(printable(text), style=style)
+    stderr().print(line(text, style or ""))
 
 
-def printable(value: object) -> str:
-    """Return text that cannot move the cursor or colour the screen: events come from anywhere."""
-    return "".join(each if each.isprintable() or each == "\n" else repr(each)[1:-1] for each in str(value))
+def line(value: object, style: str = "") -> Text:
+    """Return text that cannot move the cursor or colour the screen by itself: events come from anywhere."""
+    safe = (each if each.isprintable() or each == "\n" else repr(each)[1:-1] for each in str(value))
+    return Text("".join(safe), style=style)
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
-    """Return a table; numbers stand to the right, None is a dash."""
+def table(columns: str, rows: Iterable[Sequence[object]]) -> Table:
+    """Return a table with the columns named, separated by two spaces; numbers stand to the right, None is a dash."""
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     cells = [list(row) for row in rows]
-    for place, name in enumerate(columns):
-        numeric = bool(cells) and all(isinstance(row[place], int | None) for row in cells)
+    for place, name in enumerate(columns.split("  ")):
+        numeric = any(type(row[place]) is int for row in cells)
         made.add_column(name, justify="right" if numeric else "left", overflow="fold")
     for row in cells:
         made.add_row(*map(_cell, row))
@@ -75,16 +88,16 @@ def _cell(value: object) -> Text:
         case int():
             return Text(f"{value:,}")
         case datetime():
-            return Text(moment(value))
+            return Text(f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%SZ}")
         case timedelta():
             return Text(age(value))
         case _:
-            return Text(printable(value))
+            return line(value)
 
 
-def moment(value: datetime) -> str:
-    """Return a moment for people: UTC, to the second."""
-    return f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%SZ}"
+def many(count: int, noun: str) -> str:
+    """Return a count with its noun, in the plural unless it is one."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def age(value: timedelta) -> str:
@@ -101,8 +114,9 @@ def emit(output: Output, data: object, view: Callable[[], Iterable[RenderableTyp
     """Print data: `view` for people, the data itself for machines; a sequence makes one JSON line an item."""
     match output:
         case Output.TABLE:
+            console = _console(to_stderr=False, terminal=sys.stdout.isatty())
             for each in view():
-                stdout().print(each)
+                console.print(each)
         case Output.JSON:
             typer.echo(to_json(data, indent=2))
         case Output.JSONL:
@@ -115,25 +129,22 @@ def to_json(value: object, indent: int | None = None) -> str:
     return json.dumps(value, default=_plain, ensure_ascii=False, indent=indent)
 
 
-def _plain(value: object) -> Any:
+def _plain(value: Any) -> Any:
     match value:
         case datetime():
             return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
         case timedelta():
             return value.total_seconds()
-        case Event():
-            shown = {name: part for name, part in _fields(value).items() if part or name not in FILLED_BY_GET}
-            return shown | {"last_error": value.last_error}
         case Mapping():
             return dict(cast("Mapping[str, object]", value))
         case _ if is_dataclass(value):
-            return _fields(value)
+            parts = {field.name: getattr(value, field.name) for field in fields(value)}
+            if isinstance(value, Event):
+                parts = {name: part for name, part in parts.items() if part or name not in FILLED_BY_GET}
+                parts["last_error"] = value.last_error
+            return parts
         case _:
             raise TypeError(f"{type(value).__name__} is not JSON")
-
-
-def _fields(value: Any) -> dict[str, object]:
-    return {field.name: getattr(value, field.name) for field in fields(value)}
 
 
 def tell_rest(page: Page[Any], noun: str) -> None:
@@ -145,24 +156,13 @@ def tell_rest(page: Page[Any], noun: str) -> None:
         say(f"no {noun}", style="dim")
 
 
-def progress(what: str, total: int | None) -> AbstractContextManager[Callable[[int], None]]:
+@contextmanager
+def progress(what: str, total: int | None) -> Generator[Callable[[int], None]]:
     """Show a bar on stderr, if that is a terminal; what it gives takes the count done so far."""
-    return _Bar(what, total)
-
-
-class _Bar:
-    def __init__(self, what: str, total: int | None) -> None:
-        count = MofNCompleteColumn() if total is not None else TextColumn("{task.completed:,.0f}")
-        columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), count, TimeElapsedColumn()
-        self._bar = Progress(*columns, console=stderr(), transient=True, disable=not sys.stderr.isatty())
-        self._task = self._bar.add_task(what, total=total)
-
-    def __enter__(self) -> Callable[[int], None]:
-        self._bar.start()
-        return lambda done: self._bar.update(self._task, completed=done)
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+    columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=stderr(), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda done: bar.update(task, completed=done)
 
 
 def confirm(question: str, *, yes: bool) -> None:

@@ -1,4 +1,4 @@
-"""The small shop that `postbus demo` runs: handlers that work, fail now and then, always fail, or kill their process."""
+"""The shop that `postbus demo` runs: handlers that work, fail now and then, always fail, or kill their process."""
 
 import os
 import signal

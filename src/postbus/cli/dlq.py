@@ -1,24 +1,31 @@
 """`postbus dlq`: look at dead letters, retry them, purge them."""
 
-from collections.abc import Iterator
 from enum import StrEnum
 from itertools import chain
 from typing import Annotated
 
 import typer
-from rich.console import RenderableType
-from rich.text import Text
 
-from postbus.cli.console import Output, confirm, emit, progress, say, table, tell_rest
-from postbus.cli.events import event_view
-from postbus.cli.options import After, DryRun, EventType, Format, Limit, SubscriptionName, Url, Yes, existing_store
+from postbus.cli.console import Output, confirm, emit, many, progress, say, table, tell_rest
+from postbus.cli.events import event_view, first_line
+from postbus.cli.options import (
+    DryRun,
+    EventId,
+    EventType,
+    Format,
+    Limit,
+    SubscriptionName,
+    Url,
+    Yes,
+    existing_store,
+)
 from postbus.dlq import DeadLetters
 from postbus.errors import InvalidRequest
 from postbus.model import DeadLetter
 from postbus.store import Store
 from postbus.store.contract import DeadFilter
 
-__all__ = ["group"]
+__all__ = ["group", "reason"]
 
 ACTOR = "cli"
 group = typer.Typer(
@@ -42,49 +49,33 @@ def list_dead(
     subscription: SubscriptionName = None,
     event_type: EventType = None,
     limit: Limit = 100,
-    after: After = None,
+    after: Annotated[str | None, typer.Option(help="Go on where the page before ended; it names this.")] = None,
     url: Url = None,
     output: Format = Output.TABLE,
 ) -> None:
     """List dead letters, the newest event first."""
     with existing_store(url) as store:
         page = DeadLetters(store).list(limit=limit, subscription=subscription, type=event_type, after=after)
-    emit(output, page.items, lambda: [_listing(page.items)] if page.items else [])
+    rows = ((str(d.event.id), d.event.type, d.subscription, d.attempts, d.died_at, reason(d)) for d in page)
+    emit(output, page.items, lambda: [table("ID  TYPE  SUBSCRIPTION  ATTEMPTS  DIED  REASON", rows)] * bool(page.items))
     tell_rest(page, "dead letters")
 
 
-def _listing(letters: tuple[DeadLetter, ...]) -> RenderableType:
-    return table(
-        ("ID", "TYPE", "SUBSCRIPTION", "ATTEMPTS", "DIED", "REASON"),
-        (
-            (str(each.event.id), each.event.type, each.subscription, each.attempts, each.died_at, _reason(each))
-            for each in letters
-        ),
-    )
-
-
-def _reason(letter: DeadLetter) -> str | None:
-    last = letter.errors[-1] if letter.errors else None
-    return None if last is None else f"{last.type}: {last.message.partition(chr(10))[0]}"
+def reason(letter: DeadLetter) -> str:
+    """Return why it died, in a line."""
+    return first_line(f"{letter.errors[-1].type}: {letter.errors[-1].message}") if letter.errors else ""
 
 
 @group.command(epilog="Example: postbus dlq show 7")
 def show(
-    event_id: Annotated[int, typer.Argument(metavar="ID", help="The event's id.")],
-    *,
-    subscription: SubscriptionName = None,
-    url: Url = None,
-    output: Format = Output.TABLE,
+    event_id: EventId, *, subscription: SubscriptionName = None, url: Url = None, output: Format = Output.TABLE
 ) -> None:
     """Show a dead letter: the event, and the error of each attempt."""
     with existing_store(url) as store:
         letters = DeadLetters(store).get(event_id, subscription)
-    emit(output, letters, lambda: chain.from_iterable(map(_view, letters)))
-
-
-def _view(letter: DeadLetter) -> Iterator[RenderableType]:
-    yield from event_view(letter.event)
-    yield Text(f"\nRetry it: postbus dlq retry {letter.event.id}", style="dim")
+    emit(output, letters, lambda: chain.from_iterable(event_view(each.event) for each in letters[:1]))
+    if output is Output.TABLE:
+        say(f"\nOnce the cause is mended: postbus dlq retry {event_id}", style="dim")
 
 
 @group.command(
@@ -108,17 +99,18 @@ def retry(
         raise InvalidRequest("--type goes with --all")
     with existing_store(url) as store:
         if event_ids:
-            count = _retry_each(store, event_ids, subscription, dry_run=dry_run)
+            count = _retry_each(store, set(event_ids), subscription, dry_run=dry_run)
         else:
             which = DeadFilter(subscription=subscription, type=event_type)
             count = _all(store, which, "retry", dry_run=dry_run, yes=yes)
     _tell(output, "retried", count, dry_run=dry_run)
 
 
-def _retry_each(store: Store, event_ids: list[int], subscription: str | None, *, dry_run: bool) -> int:
+def _retry_each(store: Store, event_ids: set[int], subscription: str | None, *, dry_run: bool) -> int:
+    """Retry the named ones; if one of them is not dead, none of them is retried."""
     dead = DeadLetters(store, ACTOR)
-    found = sum(len(dead.get(event_id, subscription)) for event_id in dict.fromkeys(event_ids))
-    return found if dry_run else sum(dead.retry(event_id, subscription) for event_id in dict.fromkeys(event_ids))
+    found = sum(len(dead.get(event_id, subscription)) for event_id in event_ids)
+    return found if dry_run else sum(dead.retry(event_id, subscription) for event_id in event_ids)
 
 
 @group.command(
@@ -128,9 +120,7 @@ def _retry_each(store: Store, event_ids: list[int], subscription: str | None, *,
 def purge(
     *,
     older_than_days: Annotated[float, typer.Option(min=0, help="How old they must be; 0 means all of them.")],
-    by: Annotated[By, typer.Option(help="Count the age from the event's publishing or from its death.")] = (
-        By.CREATED_AT
-    ),
+    by: Annotated[By, typer.Option(help="Count the age from the publishing or from the death.")] = By.CREATED_AT,
     subscription: SubscriptionName = None,
     event_type: EventType = None,
     dry_run: DryRun = False,
@@ -150,8 +140,8 @@ def _all(store: Store, which: DeadFilter, verb: str, *, dry_run: bool, yes: bool
     page = store.dead_letters(which, limit=1, offset=0, after=None)
     if dry_run or not page.total:
         return page.total
-    more = " or more" if page.total_capped else ""
-    confirm(f"{verb.capitalize()} {page.total:,}{more} dead letters?", yes=yes)
+    more = ", or more" if page.total_capped else ""
+    confirm(f"{verb.capitalize()} {many(page.total, 'dead letter')}{more}?", yes=yes)
     change = store.retry_dead if verb == "retry" else store.purge_dead
     with progress(f"{verb} dead letters", None if page.total_capped else page.total) as done:
         return change(which, ACTOR, done)
@@ -160,4 +150,4 @@ def _all(store: Store, which: DeadFilter, verb: str, *, dry_run: bool, yes: bool
 def _tell(output: Output, done: str, count: int, *, dry_run: bool) -> None:
     emit(output, {done: 0 if dry_run else count, "matching": count, "dry_run": dry_run}, lambda: ())
     if output is Output.TABLE:
-        say(f"{count:,} dead letters {'would be ' if dry_run else ''}{done}")
+        say(f"{many(count, 'dead letter')} {'would be ' if dry_run else ''}{done}")

@@ -12,15 +12,11 @@ from postbus.errors import InvalidRequest, SchemaMismatch
 from postbus.store import open_store
 from postbus.store.queries import load_migrations
 
-__all__ = ["register"]
+__all__ = ["EXAMPLES", "migrate"]
 
+EXAMPLES: Final = "Example: postbus migrate\n\nExample: postbus migrate --sql > schema.sql"
 DIALECTS: Final = {"sqlite": ("postbus.store.sqlite", "PRAGMA user_version = {number};")}
 """Where each dialect keeps its migrations, and the statement that records one as applied."""
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(epilog="Example: postbus migrate\n\nExample: postbus migrate --sql > schema.sql")(migrate)
 
 
 def migrate(
@@ -31,7 +27,10 @@ def migrate(
 ) -> None:
     """Make the database, or bring its schema up to date. Doing it again changes nothing."""
     where = Settings.load(url=url).url
-    package, record = _dialect(where)
+    scheme = urlsplit(where).scheme
+    if scheme not in DIALECTS:
+        raise InvalidRequest(f"a URL begins with {' or '.join(f'{each}:///' for each in DIALECTS)}")
+    package, record = DIALECTS[scheme]
     migrations = load_migrations(package)
     if sql:
         for number, name, text in migrations:
@@ -41,13 +40,6 @@ def migrate(
     emit(output, {"url": shown, "version": len(migrations), "changed": changed}, lambda: ())
     if output is Output.TABLE:
         say(f"{shown}: {'migrated to' if changed else 'already at'} schema version {len(migrations)}")
-
-
-def _dialect(url: str) -> tuple[str, str]:
-    try:
-        return DIALECTS[urlsplit(url).scheme]
-    except KeyError:
-        raise InvalidRequest(f"a URL begins with {' or '.join(f'{each}:///' for each in DIALECTS)}") from None
 
 
 def _bring_up_to_date(url: str) -> tuple[bool, str]:

@@ -1,7 +1,7 @@
 """The options that commands share, and how they open the bus."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -15,67 +15,38 @@ from postbus.config import Settings
 from postbus.errors import NotFound
 from postbus.store import Store, open_store
 
-__all__ = [
-    "After",
-    "DryRun",
-    "EventType",
-    "Format",
-    "Limit",
-    "SubscriptionName",
-    "Tags",
-    "Url",
-    "Yes",
-    "existing_store",
-    "parse_moment",
-    "parse_seconds",
-]
+__all__ = ["After", "DryRun", "EventId", "EventType", "Format", "Limit", "SubscriptionName", "Tags", "Url", "Yes"]
 
 UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 Url = Annotated[
     str | None,
-    typer.Option(
-        help="Where the bus lives: sqlite:///shop.db (relative) or sqlite:////var/lib/shop.db. "
-        "Else POSTBUS_URL, else the settings file, else sqlite:///postbus.db.",
-        show_default=False,
-    ),
+    typer.Option(help="The bus, such as sqlite:///shop.db. Else POSTBUS_URL, postbus.toml, sqlite:///postbus.db."),
 ]
-Format = Annotated[
-    Output, typer.Option("--output", "-o", envvar="POSTBUS_OUTPUT", help="How to print data.", show_envvar=False)
-]
-SubscriptionName = Annotated[
-    str | None, typer.Option("--subscription", help="Only this subscription.", show_default=False)
-]
-EventType = Annotated[
-    str | None,
-    typer.Option("--type", help="Only events of this type; * stands for any characters.", show_default=False),
-]
-Tags = Annotated[list[str] | None, typer.Option("--tag", help="A tag; may be given again.", show_default=False)]
+Format = Annotated[Output, typer.Option("--output", "-o", envvar="POSTBUS_OUTPUT", help="How to print data.")]
+EventId = Annotated[int, typer.Argument(metavar="ID", help="The event's id.")]
+SubscriptionName = Annotated[str | None, typer.Option("--subscription", help="Only this subscription.")]
+EventType = Annotated[str | None, typer.Option("--type", help="Only events of this type; * is any characters.")]
+Tags = Annotated[list[str] | None, typer.Option("--tag", help="A tag; may be given again.")]
 Limit = Annotated[int, typer.Option(min=1, max=10_000, help="How many to show at most.")]
-After = Annotated[
-    int | None, typer.Option(help="Go on after this id, the last one of the page before.", show_default=False)
-]
+After = Annotated[int | None, typer.Option(help="Go on after this id, the last of the page before.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; needed where there is no terminal.")]
 
 
 @contextmanager
-def existing_store(url: str | None) -> Iterator[Store]:
+def existing_store(url: str | None) -> Generator[Store]:
     """Open a store that is there already; raise NotFound, making nothing, if there is none."""
     where = Settings.load(url=url).url
-    _require_file(where)
+    parts = urlsplit(where)
+    path = Path(unquote(parts.path.removeprefix("/")))
+    if parts.scheme == "sqlite" and not path.exists():
+        raise NotFound(f"there is no file {path}: name the bus with --url or POSTBUS_URL, or make it: postbus migrate")
     store = open_store(where, auto_migrate=False)
     try:
         yield store
     finally:
         store.close()
-
-
-def _require_file(url: str) -> None:
-    parts = urlsplit(url)
-    path = Path(unquote(parts.path.removeprefix("/")))
-    if parts.scheme == "sqlite" and not path.exists():
-        raise NotFound(f"there is no file {path}: name the bus with --url or POSTBUS_URL, or make it: postbus migrate")
 
 
 def parse_seconds(text: str) -> float:

@@ -2,93 +2,63 @@
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Annotated, Any, BinaryIO, Final, cast
 
 import typer
 
 from postbus.bus import EventBus
-from postbus.cli.console import Output, emit, progress, say, table, to_json
+from postbus.cli.console import Output, emit, many, progress, say, table, to_json
 from postbus.cli.options import Format, Tags, Url, parse_moment, parse_seconds
 from postbus.errors import InvalidEventError, InvalidPayloadError, PostbusError
 from postbus.model import Event, Json
 from postbus.payload import MAX_PAYLOAD, draft, parse
 
-__all__ = ["register"]
+__all__ = ["EXAMPLES", "publish"]
 
+EXAMPLES: Final = """\
+Example: postbus publish order.placed '{"order_id": 7}' --tag eu --delay 5m
+
+Example: postbus publish order.placed - < orders.ndjson   (each line is a payload)
+
+Example: postbus publish - < events.ndjson   (each line is an event: type, payload, tags, …)"""
 CHUNK: Final = 262_144
 Fields = dict[str, Any]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(
-        epilog="Example: postbus publish order.placed '{\"order_id\": 7}' --tag eu --delay 5m"
-        "\n\nExample: postbus publish order.placed - < orders.ndjson   (each line is a payload)"
-        "\n\nExample: postbus publish - < events.ndjson   (each line is an event: type, payload, tags, …)"
-    )(publish)
+Time = typer.Option(parser=parse_seconds, metavar="TIME", help="Due after 90, 90s, 5m, 2h or 1d.")
+Moment = typer.Option(parser=parse_moment, metavar="MOMENT", help="Due at, such as 2030-01-31T12:00:00Z.")
 
 
 def publish(
-    event_type: Annotated[
-        str, typer.Argument(metavar="TYPE", help="The event's type; - alone: every line of stdin is an event.")
-    ],
+    event_type: Annotated[str, typer.Argument(metavar="TYPE", help="The type; - alone: each line is an event.")],
     payload: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[JSON | -]",
-            help="The payload, null if left out; -: every line of stdin is a payload.",
-            show_default=False,
-        ),
+        str | None, typer.Argument(metavar="JSON", help="The payload, else null; -: each line is a payload.")
     ] = None,
     *,
     tag: Tags = None,
-    key: Annotated[str | None, typer.Option(help="What the event is about.", show_default=False)] = None,
-    title: Annotated[str | None, typer.Option(help="A title for people.", show_default=False)] = None,
-    description: Annotated[str | None, typer.Option(help="More words for people.", show_default=False)] = None,
-    delay: Annotated[
-        float | None,
-        typer.Option(parser=parse_seconds, metavar="TIME", help="Due after 90, 90s, 5m, 2h or 1d.", show_default=False),
-    ] = None,
-    at: Annotated[
-        Any,
-        typer.Option(parser=parse_moment, metavar="MOMENT", help="Due at 2030-01-31T12:00:00Z.", show_default=False),
-    ] = None,
-    priority: Annotated[
-        int | None, typer.Option(min=-10, max=10, help="The higher, the sooner; 0 unless given.", show_default=False)
-    ] = None,
-    max_retries: Annotated[
-        int | None, typer.Option(min=0, help="Retries of this event, whatever the policy.", show_default=False)
-    ] = None,
-    uid: Annotated[
-        str | None, typer.Option(help="Your own key: published again, it is stored once.", show_default=False)
-    ] = None,
-    metadata: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="May be given again.", show_default=False)
-    ] = None,
+    key: Annotated[str | None, typer.Option(help="What the event is about.")] = None,
+    title: Annotated[str | None, typer.Option(help="A title for people.")] = None,
+    description: Annotated[str | None, typer.Option(help="More words for people.")] = None,
+    delay: Annotated[float | None, Time] = None,
+    at: Annotated[datetime | None, Moment] = None,
+    priority: Annotated[int | None, typer.Option(min=-10, max=10, help="The higher, the sooner; else 0.")] = None,
+    max_retries: Annotated[int | None, typer.Option(min=0, help="Retries, whatever the policy says.")] = None,
+    uid: Annotated[str | None, typer.Option(help="Your own key: published again, it is stored once.")] = None,
+    metadata: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="May be given again.")] = None,
     url: Url = None,
     output: Format = Output.TABLE,
 ) -> None:
     """Publish an event, or one for each line of stdin (NDJSON). It is stored for good when this returns.
 
-    Options hold for every line; a line that is an event may say otherwise. Lines are published in batches, each whole
-    or not at all. A bad line stops the run, and the message says which lines were published. With -o jsonl every
-    published event is printed.
+    Options hold for every line, unless the line is an event that says otherwise.
+    Lines are published in batches, each whole or not at all.
+    A bad line ends the run, and the message says which lines were published.
+    With -o jsonl every published event is printed.
     """
-    given: Fields = {
-        "tags": tag,
-        "key": key,
-        "title": title,
-        "description": description,
-        "delay": delay,
-        "at": at,
-        "priority": priority,
-        "max_retries": max_retries,
-        "uid": uid,
-        "metadata": dict(map(_pair, metadata)) if metadata else None,
-    }
-    given = {name: value for name, value in given.items() if value is not None}
+    pairs = dict(map(_pair, metadata)) if metadata else None
+    fields: Fields = {"tags": tag, "key": key, "title": title, "description": description, "delay": delay, "at": at}
+    fields |= {"priority": priority, "max_retries": max_retries, "uid": uid, "metadata": pairs}
+    given = {name: value for name, value in fields.items() if value is not None}
     if "-" in (event_type, payload):
         _publish_lines(_maker(event_type, payload, given), url, output)
     else:
@@ -116,8 +86,8 @@ def _publish_one(fields: Fields, url: str | None, output: Output) -> None:
         event = bus.publish(**fields)
     finally:
         bus.shutdown()
-    columns = ("ID", "TYPE", "UID", "CREATED")
-    emit(output, event, lambda: [table(columns, [(str(event.id), event.type, event.uid, event.created_at)])])
+    row = (str(event.id), event.type, event.uid, event.created_at)
+    emit(output, event, lambda: [table("ID  TYPE  UID  CREATED", [row])])
 
 
 # ── many ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -126,7 +96,7 @@ def _publish_one(fields: Fields, url: str | None, output: Output) -> None:
 def _maker(event_type: str, payload: str | None, given: Fields) -> Callable[[Json], Fields]:
     """Return what turns the value of a line into the fields of an event."""
     if "uid" in given:
-        raise typer.BadParameter("--uid names one event and cannot hold for many; give each line its own uid")
+        raise typer.BadParameter("--uid names one event and cannot hold for many: give each line its own")
     if event_type != "-":
         return lambda value: {"type": event_type, "payload": value, **given}
     if payload is not None:
@@ -140,12 +110,10 @@ def _event(value: Json) -> Fields:
     fields = cast("Fields", value)
     if not isinstance(fields.get("metadata", {}), dict):
         raise InvalidEventError("metadata must be an object of strings")
-    if "at" in fields:
-        try:
-            return {**fields, "at": parse_moment(str(fields["at"]))}
-        except typer.BadParameter as error:
-            raise InvalidEventError(f"at: {error}") from None
-    return fields
+    try:
+        return fields if fields.get("at") is None else {**fields, "at": parse_moment(str(fields["at"]))}
+    except typer.BadParameter as error:
+        raise InvalidEventError(f"at: {error}") from None
 
 
 @dataclass
@@ -158,41 +126,40 @@ class _Tally:
     last_id: int | None = None
 
     def count(self, events: list[Event]) -> None:
+        """Take note of a batch that is stored."""
         self.published += len(events)
         self.first_id = self.first_id or events[0].id
         self.last_id = events[-1].id
 
     def __str__(self) -> str:
+        """Say which lines are stored and which are not."""
         if not self.published:
             return "Nothing was published."
-        return (
-            f"Published: lines 1 to {self.lines:,} ({self.published:,} events). "
-            f"Not published: line {self.lines + 1:,} and all that follow."
-        )
+        done = f"Published: lines 1 to {self.lines:,} ({many(self.published, 'event')})."
+        return f"{done} Not published: line {self.lines + 1:,} and all that follow."
 
 
 def _publish_lines(make: Callable[[Json], Fields], url: str | None, output: Output) -> None:
-    tally = _Tally()
+    tally, bus = _Tally(), None
     if sys.stdin.isatty():
         say("reading lines of JSON from the terminal; Ctrl-D ends", style="dim")
     try:
-        with ExitStack() as stack, progress("publishing", None) as show:
-            buses: list[EventBus] = []
+        with progress("publishing", None) as show:
             for lines in _batches(sys.stdin.buffer):
-                events = _checked(lines, make, tally)
-                if events and not buses:
-                    buses.append(EventBus(url))
-                    stack.callback(buses[0].shutdown)
-                if events:
-                    _publish_batch(buses[0], events, tally, output)
+                if events := _checked(lines, make, tally):
+                    bus = bus or EventBus(url)
+                    _publish_batch(bus, events, tally, output)
                 tally.lines += len(lines)
                 show(tally.published)
     except KeyboardInterrupt:
         say(f"interrupted. {tally}")
         raise
+    finally:
+        if bus is not None:
+            bus.shutdown()
     if output is not Output.JSONL:
         done = {"published": tally.published, "first_id": tally.first_id, "last_id": tally.last_id}
-        emit(output, done, lambda: [table(("PUBLISHED", "FIRST ID", "LAST ID"), [tuple(done.values())])])
+        emit(output, done, lambda: [table("PUBLISHED  FIRST ID  LAST ID", [tuple(done.values())])])
 
 
 def _batches(source: BinaryIO) -> Iterator[list[bytes]]:
@@ -201,7 +168,7 @@ def _batches(source: BinaryIO) -> Iterator[list[bytes]]:
     rest = b""
     while data := read(CHUNK):
         *lines, rest = (rest + data).split(b"\n")
-        if len(rest) > MAX_PAYLOAD:  # refused below as too large, without waiting for its end
+        if len(rest) > MAX_PAYLOAD:  # refused as too large, without waiting for its end
             lines, rest = [*lines, rest], b""
         if lines:
             yield lines
@@ -212,10 +179,10 @@ def _batches(source: BinaryIO) -> Iterator[list[bytes]]:
 def _checked(lines: list[bytes], make: Callable[[Json], Fields], tally: _Tally) -> list[Fields]:
     """Return the events of a batch; raise with the number of the first bad line."""
     events: list[Fields] = []
-    for number, line in enumerate(lines, tally.lines + 1):
-        if line.strip():
+    for number, text in enumerate(lines, tally.lines + 1):
+        if text.strip():
             try:
-                events.append(make(parse(line)))
+                events.append(make(parse(text)))
                 draft(events[-1])
             except PostbusError as error:
                 raise type(error)(f"line {number:,}: {error}. {tally}") from None
@@ -228,6 +195,5 @@ def _publish_batch(bus: EventBus, events: list[Fields], tally: _Tally, output: O
     except PostbusError as error:
         raise type(error)(f"after line {tally.lines:,}: {error}. {tally}") from None
     tally.count(stored)
-    if output is Output.JSONL:
-        for event in stored:
-            typer.echo(to_json(event))
+    for event in stored if output is Output.JSONL else ():
+        typer.echo(to_json(event))

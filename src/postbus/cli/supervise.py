@@ -115,4 +115,4 @@ class Supervisor:
 
 
 def _how(code: int) -> str:
-    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    return signal.Signals(-code).name if code < 0 else f"exit code {code}"

@@ -4,7 +4,7 @@ import json
 import signal
 import threading
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -15,54 +15,37 @@ from postbus.cli.supervise import Supervisor
 from postbus.errors import InvalidRequest
 from postbus.observe import logger
 
-__all__ = ["register"]
+__all__ = ["EXAMPLES", "worker"]
 
-LOOK_EVERY = 0.1
+EXAMPLES: Final = """\
+Example: postbus worker shop:bus --processes 4
 
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(
-        epilog="Example: postbus worker shop:bus --processes 4"
-        "\n\nshop.py in the working directory has: bus = EventBus(…), and handlers under @bus.on(…). "
-        "SIGTERM or Ctrl-C lets what runs finish; a second one ends at once, and nothing is lost either way."
-    )(worker)
+There shop.py, in the working directory or installed, has a bus = EventBus() and handlers under @bus.on(…)."""
+LOOK_EVERY: Final = 0.1
+Poll = typer.Option(parser=parse_seconds, metavar="TIME", help="How often to look for work, such as 0.5s.")
+Drain = typer.Option(parser=parse_seconds, metavar="TIME", help="How long handlers may finish, such as 2m.")
 
 
 def worker(
     target: Annotated[str, typer.Argument(metavar="MODULE:BUS", help="An EventBus in a module, or what returns one.")],
     *,
     processes: Annotated[int, typer.Option(min=1, max=1_000, help="How many worker processes to keep running.")] = 1,
-    concurrency: Annotated[
-        int | None, typer.Option(min=1, max=10_000, help="Handlers at once, in each process.", show_default=False)
-    ] = None,
-    prefetch: Annotated[
-        int | None, typer.Option(min=1, max=100_000, help="Events held at most, in each process.", show_default=False)
-    ] = None,
-    poll_interval: Annotated[
-        float | None,
-        typer.Option(parser=parse_seconds, metavar="TIME", help="How often to look for work.", show_default=False),
-    ] = None,
-    shutdown_timeout: Annotated[
-        float | None,
-        typer.Option(parser=parse_seconds, metavar="TIME", help="How long handlers may finish.", show_default=False),
-    ] = None,
+    concurrency: Annotated[int | None, typer.Option(min=1, max=10_000, help="Handlers at once, a process.")] = None,
+    prefetch: Annotated[int | None, typer.Option(min=1, max=100_000, help="Events held at most, a process.")] = None,
+    poll_interval: Annotated[float | None, Poll] = None,
+    shutdown_timeout: Annotated[float | None, Drain] = None,
     url: Url = None,
 ) -> None:
     """Run a bus's handlers until SIGTERM or Ctrl-C, replacing worker processes that die or wear out.
 
-    Flags win over the settings in the code, but for --url: a module that names its own URL keeps it.
+    The signal lets running handlers finish; a second one ends at once. Nothing is lost.
+    Flags win over settings in the code, but a URL in the code cannot be changed by --url.
     """
     module, colon, name = target.partition(":")
     if not (module and colon and name):
         raise InvalidRequest(f"name the bus as MODULE:BUS, such as shop:bus, not {target!r}")
-    flags = {
-        "url": url,
-        "concurrency": concurrency,
-        "prefetch": prefetch,
-        "poll_interval": poll_interval,
-        "shutdown_timeout": shutdown_timeout,
-    }
+    flags = {"url": url, "concurrency": concurrency, "prefetch": prefetch}
+    flags |= {"poll_interval": poll_interval, "shutdown_timeout": shutdown_timeout}
     given = {key: value for key, value in flags.items() if value is not None}
     log_to_stderr()
     raise typer.Exit(_supervise(Supervisor(target, processes, _log, environment=_environment(given))))

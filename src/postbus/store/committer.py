@@ -67,8 +67,7 @@ class Committer(Generic[C]):
         It may run beside others, and twice: if a group fails it is undone, and each operation is run again alone,
         so that one that fails cannot fail its neighbours. It must not change anything but the database.
         """
-        if self._holder == threading.get_ident():
-            raise InvalidRequest("inside a transaction of your own, pass it on: publish(..., connection=tx)")
+        self._refuse_holder()
         slot = _Slot(operation)
         if self._lead_or_wait(slot):
             self._lead(slot)
@@ -79,6 +78,7 @@ class Committer(Generic[C]):
     @contextmanager
     def exclusive(self) -> Generator[C]:
         """Hold the connection in a transaction of the caller's own: commit at the end, roll back if it raises."""
+        self._refuse_holder()
         self._lead_or_wait(_Slot(None))
         self._holder = threading.get_ident()
         try:
@@ -92,6 +92,11 @@ class Committer(Generic[C]):
             self._holder = None
             self._hand_over()
 
+    def _refuse_holder(self) -> None:
+        """Raise for a caller that would wait for itself."""
+        if self._holder == threading.get_ident():
+            raise InvalidRequest("inside a transaction of your own, pass it on: publish(..., connection=tx)")
+
     def _lead_or_wait(self, slot: _Slot) -> bool:
         """Return True when this caller must lead now, False when its operation has been run by another."""
         with self._guard:
@@ -101,8 +106,23 @@ class Committer(Generic[C]):
             slot.turn = threading.Lock()
             slot.turn.acquire()
             self._waiting.append(slot)
-        slot.turn.acquire()
+        self._await_turn(slot, slot.turn)
         return not slot.finished
+
+    def _await_turn(self, slot: _Slot, turn: threading.Lock) -> None:
+        try:
+            turn.acquire()
+        except BaseException:
+            # Ctrl-C: leave the queue; if a leader has taken the slot already, or made it the heir, see that through.
+            with self._guard:
+                queued = slot in self._waiting
+                if queued:
+                    self._waiting.remove(slot)
+            if not queued:
+                turn.acquire()
+                if not slot.finished:
+                    self._hand_over()
+            raise
 
     def _lead(self, slot: _Slot) -> None:
         group = [slot]

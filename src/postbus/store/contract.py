@@ -267,7 +267,7 @@ class Store(Protocol):
         """Return events newest first; `after` is the last id already seen. Without `status`: the whole log."""
         ...
 
-    def dead_letters(self, which: DeadFilter, *, limit: int, offset: int, after: int | None) -> Page[DeadLetter]:
+    def dead_letters(self, which: DeadFilter, *, limit: int, offset: int, after: str | None) -> Page[DeadLetter]:
         """Return dead letters, the newest event first."""
         ...
 

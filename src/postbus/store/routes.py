@@ -45,8 +45,6 @@ class Selection:
     normal: dict[int, dict[int, None]] = field(default_factory=dict[int, dict[int, None]])
     solo: dict[int, dict[int, None]] = field(default_factory=dict[int, dict[int, None]])
     turns: dict[int, int] = field(default_factory=dict[int, int])
-    hot: bool = False
-    """The last claim found as much as it asked for: there is surely more."""
 
     def add(self, route: Route) -> None:
         """Take a route in if it is wanted."""

@@ -8,11 +8,11 @@ from typing import Any, Final
 from postbus.clock import from_micros, to_micros
 from postbus.errors import InvalidEventError
 from postbus.model import Event
-from postbus.payload import Draft, decode
-from postbus.store.sqlite.catalog import Catalog
+from postbus.payload import Draft
+from postbus.store.sqlite.catalog import Catalog, Fanout
 from postbus.store.sqlite.connection import Database, Row
 from postbus.store.sqlite.reading import Reading
-from postbus.store.sqlite.records import event_from_draft, split_tags
+from postbus.store.sqlite.records import event_from_draft, json_array, split_tags
 
 __all__ = ["Appending", "CallersTransaction"]
 
@@ -37,7 +37,7 @@ class Appending:
         identity = self._db.value("last_event")
         events: list[Event] = []
         rows: list[Row] = []
-        deliveries: list[Row] = []
+        ways: dict[tuple[Fanout, int], list[int]] = {}
         now, fanout = self._now, self._catalog.fanout
         for draft in drafts:
             if draft.supplied and draft.uid in known:
@@ -46,18 +46,26 @@ class Appending:
             identity += 1
             due = now if draft.at is None and draft.delay is None else self._due(draft)
             rows.append(_event_row(draft, identity, now))
-            for name, route in fanout(self._db, draft.type, draft.tags, draft.priority):
-                deliveries.append((identity, name, route, due, due, now, now, draft.max_retries))
+            ways.setdefault((fanout(self._db, draft.type, draft.tags, draft.priority), due), []).append(identity)
             events.append(self._event(draft, identity, due))
             if draft.supplied:
                 known[draft.uid] = self._remember(draft, events[-1])
         self._db.many("add_event", rows)
-        self._db.many("add_delivery", deliveries)
+        for (wanted, due), ids in ways.items():
+            self._deliver(wanted, due, ids)
         return events
+
+    def _deliver(self, wanted: Fanout, due: int, ids: list[int]) -> None:
+        """Make the deliveries of events that go the same ways: one statement for each subscription."""
+        if not wanted:
+            return
+        array = json_array(ids)
+        for name, route in wanted:
+            self._db.run("add_deliveries", (name, route, due, self._now, array))
 
     def _event(self, draft: Draft, identity: int, due: int) -> Event:
         later = from_micros(due) if due > self._now else None
-        return event_from_draft(draft, identity, self._moment, decode(draft.payload), later)
+        return event_from_draft(draft, identity, self._moment, later)
 
     def _due(self, draft: Draft) -> int:
         if draft.at is not None:
@@ -82,13 +90,14 @@ class Appending:
     def backfill(self, name: str, after: int) -> None:
         """Make a new subscription's deliveries for the events it wants that are in the log already."""
         while rows := self._db.run("events_after", (after, CHUNK)):
-            deliveries: list[Row] = []
-            for event_id, kind, joined, priority, created_at, max_retries in rows:
+            ways: dict[int, list[int]] = {}
+            for event_id, kind, joined, priority in rows:
                 tags = split_tags(joined)
                 if self._catalog.wants(name, kind, tags):
                     route = self._catalog.file_under(self._db, name, priority, kind, tags)
-                    deliveries.append((event_id, name, route, self._now, self._now, created_at, self._now, max_retries))
-            self._db.many("add_delivery", deliveries)
+                    ways.setdefault(route, []).append(event_id)
+            for route, ids in ways.items():
+                self._deliver(((name, route),), self._now, ids)
             after = rows[-1][0]
 
 

@@ -1,11 +1,11 @@
 """What this process remembers of the slowly changing tables: subscriptions and routes.
 
-The memory may run ahead of a commit, never past one: every rollback forgets it all. `meta.catalog` counts the changes
+Every connection has a memory of its own, used by one thread at a time: the writer's may hold what is not committed
+yet, and forgets everything at a rollback; a reader's holds what its snapshot shows. `meta.catalog` counts the changes
 that add a route cannot tell of (a subscription made, changed or removed, routes removed), so that a look at two
 numbers at the start of a transaction is enough to be up to date.
 """
 
-import threading
 from datetime import timedelta
 
 import orjson
@@ -18,42 +18,39 @@ from postbus.retry import RetryPolicy
 from postbus.store.routes import Route, RouteBook, Selection, route_id
 from postbus.store.sqlite.connection import Database, Row
 
-__all__ = ["Catalog"]
+__all__ = ["Catalog", "Fanout"]
 
 MAX_REMEMBERED = 100_000
 Fanout = tuple[tuple[str, int], ...]
 
 
 class Catalog:
-    """Subscriptions and routes as of the last `refresh`. Safe to use from several threads."""
+    """Subscriptions and routes as one connection saw them at the last `refresh`."""
 
     def __init__(self) -> None:
         """Begin with nothing remembered."""
-        self._lock = threading.RLock()
         self.forget()
 
     def forget(self) -> None:
         """Remember nothing: the next `refresh` reads everything."""
-        with self._lock:
-            self._version = -1
-            self._position = 0
-            self._subscriptions: dict[str, Subscription] = {}
-            self._queues: tuple[str, ...] = ()
-            self._book = RouteBook()
-            self._fanout: dict[tuple[str, tuple[str, ...], int], Fanout] = {}
+        self._version = -1
+        self._position = 0
+        self._subscriptions: dict[str, Subscription] = {}
+        self._queues: tuple[str, ...] = ()
+        self._book = RouteBook()
+        self._fanout: dict[tuple[str, tuple[str, ...], int], Fanout] = {}
 
     def refresh(self, db: Database) -> None:
-        """Take in what has changed since the last time; `db` is in a transaction or reads committed rows."""
-        with self._lock:
-            version, position = db.run("catalog_version")[0]
-            if version != self._version:
-                self.forget()
-                self._load_subscriptions(db)
-                self._version = version
-            if position > self._position:
-                for row in db.run("routes_after", (self._position,)):
-                    self._book.add(Route(*row[1:6], solo=bool(row[6])))
-                self._position = position
+        """Take in what has changed since the last time; `db` is inside a transaction."""
+        version, position = db.run("catalog_version")[0]
+        if version != self._version:
+            self.forget()
+            self._load_subscriptions(db)
+            self._version = version
+        if position > self._position:
+            for row in db.run("routes_after", (self._position,)):
+                self._book.add(Route(*row[1:6], solo=bool(row[6])))
+            self._position = position
 
     def _load_subscriptions(self, db: Database) -> None:
         self._subscriptions = {row[0]: _subscription(row) for row in db.run("subscriptions")}
@@ -80,8 +77,7 @@ class Catalog:
         self, subscription: str, interests: tuple[Interest, ...], blocked: tuple[Interest, ...] = ()
     ) -> Selection:
         """Return the routes that these interests resolve to."""
-        with self._lock:
-            return self._book.select(subscription, interests, blocked)
+        return self._book.select(subscription, interests, blocked)
 
     def route(self, identity: int) -> Route:
         """Return what a route's id stands for."""
@@ -119,10 +115,9 @@ class Catalog:
         return twin
 
     def _register(self, db: Database, route: Route) -> None:
-        with self._lock:
-            if route.id not in self._book.by_id:
-                db.run("add_route", route)
-                self._book.add(route)
+        if route.id not in self._book.by_id:
+            db.run("add_route", route)
+            self._book.add(route)
 
 
 def _subscription(row: Row) -> Subscription:

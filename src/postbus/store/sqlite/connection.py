@@ -65,6 +65,15 @@ class Database:
         """Open a write transaction at once, waiting for its turn."""
         self._apsw.execute("BEGIN IMMEDIATE")
 
+    @contextmanager
+    def snapshot(self) -> Generator[None]:
+        """Read as of one moment until the end of the block."""
+        self._apsw.execute("BEGIN")
+        try:
+            yield
+        finally:
+            self._apsw.execute("COMMIT")
+
     def commit(self) -> None:
         """Make the transaction durable."""
         self._apsw.execute("COMMIT")

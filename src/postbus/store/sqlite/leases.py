@@ -17,7 +17,7 @@ from postbus.store.contract import Claim, Settled, Settlement
 from postbus.store.routes import Selection
 from postbus.store.sqlite.catalog import Catalog
 from postbus.store.sqlite.connection import Database, Row
-from postbus.store.sqlite.records import Held, decode_errors, encode_errors
+from postbus.store.sqlite.records import Held, decode_errors, encode_errors, json_array
 
 __all__ = ["Leases", "Taken"]
 
@@ -26,8 +26,8 @@ ROTATING_ROUTES: Final = 32
 LOWEST: Final = -(1 << 63)
 _MICROS: Final = timedelta(microseconds=1)
 
-Candidate = tuple[int, int, int, int, int, int | None, int]
-"""What a claim looks at: due_at, event_id, state, attempt, retry_count, max_retries, route; sorts as it is due."""
+Candidate = tuple[int, int, int, int, int]
+"""What a claim looks at: due_at, event_id, state, attempt, retry_count. Sorts as it is due."""
 
 
 class Taken(NamedTuple):
@@ -36,10 +36,9 @@ class Taken(NamedTuple):
     event_id: int
     attempt: int
     retry_count: int
-    max_retries: int | None
-    route: int
     epoch: int
     until: int
+    suspect: bool
 
 
 class Leases:
@@ -50,31 +49,37 @@ class Leases:
         self._db = db
         self._catalog = catalog
         self._now = now
+        self._met_expired = False
 
     # ── claim ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def claim(self, claim: Claim, subscription: Subscription, selection: Selection) -> tuple[list[Taken], bool]:
+    def claim(self, claim: Claim, subscription: Subscription) -> tuple[list[Taken], bool]:
         """Lease what the claim may have; also return whether a suspect waits for somebody who holds nothing."""
         end = self._now + (subscription.lease or claim.lease) // _MICROS
-        suspects = self._find(selection.solo, selection, 1, claim.policy)
+        suspects = self._find(claim, 1, solo=True)
         if suspects and claim.alone:
-            return self._take(suspects, claim, end), False
-        found = self._find(selection.normal, selection, claim.limit, claim.policy)
-        return self._take(found, claim, end), bool(suspects)
+            return self._take(suspects, claim, end, suspect=True), False
+        found = self._find(claim, claim.limit, solo=False)
+        if self._met_expired and claim.alone:
+            suspects = self._find(claim, 1, solo=True)
+            if suspects:
+                return self._take(suspects, claim, end, suspect=True), False
+        return self._take(found, claim, end, suspect=False), bool(suspects) or self._met_expired
 
-    def _find(
-        self, groups: dict[int, dict[int, None]], selection: Selection, limit: int, policy: RetryPolicy
-    ) -> list[Candidate]:
+    def _find(self, claim: Claim, limit: int, *, solo: bool) -> list[Candidate]:
         """Return up to `limit` claimable rows, highest priority first, ending the expired leases it meets."""
+        selection = self._catalog.select(claim.subscription, claim.interests, claim.blocked)
+        groups = selection.solo if solo else selection.normal
         found: list[Candidate] = []
         for priority in sorted(groups, reverse=True):
             while len(found) < limit:
                 rows = self._probe(groups[priority], selection, priority, limit - len(found))
                 expired = [row for row in rows if row[2] == State.LEASED]
-                found += rows if not expired else [row for row in rows if row[2] == State.PENDING]
                 if not expired:
+                    found += rows
                     break
-                self._expire_all([self._row(row[1], selection.subscription) for row in expired], policy)
+                self._met_expired = True
+                self._expire_all([self._row(row[1], claim.subscription) for row in expired], claim.policy)
         return found
 
     def _probe(self, routes: dict[int, None], selection: Selection, priority: int, limit: int) -> list[Candidate]:
@@ -82,9 +87,7 @@ class Leases:
         if len(chosen) > EXACT_ROUTES:
             chosen = self._next_turn(routes, selection, priority, max(ROTATING_ROUTES, limit))
         step = -(-2 * limit // len(chosen)) if len(chosen) > 1 else limit
-        lists = [self._due(route, step) for route in chosen]
-        rows = lists[0] if len(lists) == 1 else merge(*lists)
-        return list(islice(rows, limit))
+        return list(islice(merge(*(self._due(route, step) for route in chosen)), limit))
 
     def _due(self, route: int, step: int) -> Iterator[Candidate]:
         """Go through what is due on a route in order, fetched `step` rows at a time, as far as the caller goes."""
@@ -109,7 +112,7 @@ class Leases:
     def _present(self, routes: dict[int, None], after: int) -> Iterator[int]:
         return (row[0] for row in self._db.iterate("routes_with_due", (after, self._now)) if row[0] in routes)
 
-    def _take(self, rows: list[Candidate], claim: Claim, end: int) -> list[Taken]:
+    def _take(self, rows: list[Candidate], claim: Claim, end: int, *, suspect: bool) -> list[Taken]:
         if not rows:
             return []
         first = self._draw(len(rows))
@@ -117,8 +120,8 @@ class Leases:
         self._db.run("lease", (ids, claim.subscription, end, first, self._now, claim.worker_id, claim.owner))
         self._db.run("log_picked", (ids, claim.subscription))
         return [
-            Taken(event_id, attempt + 1, retry_count, max_retries, route, epoch, end)
-            for epoch, (_, event_id, _, attempt, retry_count, max_retries, route) in enumerate(rows, first)
+            Taken(event_id, attempt + 1, retry_count, epoch, end, suspect)
+            for epoch, (_, event_id, _, attempt, retry_count) in enumerate(rows, first)
         ]
 
     def _draw(self, count: int = 1) -> int:
@@ -168,6 +171,7 @@ class Leases:
             row.created_at,
             row.ready_at,
             row.claimed_at,
+            row.retry_count + (isinstance(told.outcome, Dead) and row.state == State.LEASED),
             errors,
         )
 
@@ -193,8 +197,8 @@ class Leases:
         self._db.run("finish", (row.event_id, row.subscription, row.epoch))
 
     def _repeated(self, told: Settlement) -> Settled:
-        recorded = self._db.run("recorded", (told.lease.event_id, told.lease.subscription, told.lease.epoch))
-        return Settled.REPEATED if (_told(told)[0],) in recorded else Settled.LOST
+        recorded = self._db.run("recorded", tuple(told.lease))
+        return Settled.REPEATED if _told(told)[:2] in recorded else Settled.LOST
 
     def _row(self, event_id: int, subscription: str) -> Held:
         return Held._make(self._db.run("delivery", (event_id, subscription))[0])
@@ -267,8 +271,9 @@ class Leases:
         )  # fmt: skip
         return set(leases) - {Lease(*row) for row in rows}
 
-    def _lease_of(self, subscription: str, default: timedelta) -> int:
-        return (self._catalog.subscription(subscription).lease or default) // _MICROS
+    def _lease_of(self, name: str, default: timedelta) -> int:
+        own = next((each.lease for each in self._catalog.subscriptions() if each.name == name), None)
+        return (own or default) // _MICROS
 
     def release(self, leases: Sequence[Lease], worker_id: str) -> int:
         """Hand deliveries back, due now, the attempt given back."""
@@ -380,8 +385,3 @@ def _with(row: Held, *errors: AttemptError) -> str:
     """Return the delivery's errors with this attempt's among them: the latest word on each attempt."""
     earlier = [each for each in decode_errors(row.errors) if each.attempt != row.attempt]
     return encode_errors([*earlier, *(replace(error, attempt=row.attempt) for error in errors)])
-
-
-def json_array(values: Iterable[int]) -> str:
-    """Return numbers as a JSON array: one parameter, and so one step into SQLite, for a whole batch."""
-    return f"[{','.join(map(str, values))}]"

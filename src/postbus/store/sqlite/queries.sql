@@ -48,9 +48,11 @@ SELECT coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'events'), 0);
 INSERT INTO events (id, uid, type, tags, key, title, description, payload, metadata, created_at, priority, max_retries)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
--- name: add_delivery
+-- name: add_deliveries
+-- Events that go the same way, straight from the log: half the cost of binding a row for each.
 INSERT INTO deliveries (event_id, subscription, route, due_at, ready_at, created_at, updated_at, max_retries)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?);
+SELECT e.id, ?1, ?2, ?3, ?3, e.created_at, ?4, e.max_retries
+  FROM json_each(?5) AS added CROSS JOIN events AS e ON e.id = added.value;
 
 -- name: find_uid
 SELECT event_id, digest FROM dedup WHERE uid = ?;
@@ -71,13 +73,13 @@ SELECT json_group_array(json_array(e.id, e.uid, e.type, e.tags, e.key, e.title, 
   FROM json_each(?1) AS wanted CROSS JOIN events AS e ON e.id = wanted.value;
 
 -- name: events_after
-SELECT id, type, tags, priority, created_at, max_retries FROM events WHERE id > ? ORDER BY id LIMIT ?;
+SELECT id, type, tags, priority FROM events WHERE id > ? ORDER BY id LIMIT ?;
 
 -- name: due
 -- One exact range of deliveries_due, whatever the backlog, and whatever is scheduled for later. A JSON array, because
 -- each row fetched singly gives up and takes back Python's lock: with busy handlers that costs more than the query.
-SELECT json_group_array(json_array(due_at, event_id, state, attempt, retry_count, max_retries, route))
-  FROM (SELECT due_at, event_id, state, attempt, retry_count, max_retries, route
+SELECT json_group_array(json_array(due_at, event_id, state, attempt, retry_count))
+  FROM (SELECT due_at, event_id, state, attempt, retry_count
           FROM deliveries INDEXED BY deliveries_due
          WHERE route = ?1 AND due_at <= ?2 AND (due_at, event_id) > (?3, ?4)
          ORDER BY due_at, event_id LIMIT ?5);
@@ -124,8 +126,8 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 -- name: log_end
 INSERT INTO event_log (event_id, subscription, action, created_at, status, attempt, epoch, worker_id, status_code,
                        error_type, error_message, execution_time_ms, type, tags, priority, event_created_at, ready_at,
-                       claimed_at, errors)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+                       claimed_at, retry_count, errors)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: finish
 -- The epoch is the fence: a late worker removes no row.
@@ -135,13 +137,15 @@ DELETE FROM deliveries WHERE event_id = ? AND subscription = ? AND epoch = ?;
 -- The fence for a whole batch of (event, subscription, epoch, …): how many of these leases still stand.
 SELECT count(*)
   FROM json_each(?1) AS told CROSS JOIN deliveries AS d
-    ON d.event_id = told.value ->> 0 AND d.subscription = told.value ->> 1 AND d.epoch = told.value ->> 2;
+    ON d.event_id = told.value ->> 0 AND d.subscription = told.value ->> 1 AND d.epoch = told.value ->> 2 AND d.epoch > 0;
 
 -- name: log_completed
 INSERT INTO event_log (event_id, subscription, action, created_at, status, attempt, epoch, worker_id, status_code,
-                       execution_time_ms, type, tags, priority, event_created_at, ready_at, claimed_at, errors)
+                       execution_time_ms, type, tags, priority, event_created_at, ready_at, claimed_at, retry_count,
+                       errors)
 SELECT d.event_id, d.subscription, 'COMPLETED', ?2, 'COMPLETED', d.attempt, d.epoch, told.value ->> 3,
-       told.value ->> 4, told.value ->> 5, r.type, r.tags, r.priority, d.created_at, d.ready_at, d.claimed_at, d.errors
+       told.value ->> 4, told.value ->> 5, r.type, r.tags, r.priority, d.created_at, d.ready_at, d.claimed_at,
+       d.retry_count, d.errors
   FROM json_each(?1) AS told CROSS JOIN deliveries AS d
     ON d.event_id = told.value ->> 0 AND d.subscription = told.value ->> 1 AND d.epoch = told.value ->> 2
   CROSS JOIN routes AS r ON r.id = d.route;
@@ -156,7 +160,7 @@ DELETE FROM deliveries
 -- What the fence lets through, for the outcomes that keep the row.
 SELECT event_id, subscription, route, state, due_at, attempt, retry_count, max_retries, epoch, worker_id, errors,
        created_at, ready_at, claimed_at
-  FROM deliveries WHERE event_id = ? AND subscription = ? AND epoch = ? AND state IN (0, 1);
+  FROM deliveries WHERE event_id = ? AND subscription = ? AND epoch = ? AND epoch > 0 AND state IN (0, 1);
 
 -- name: delivery
 SELECT event_id, subscription, route, state, due_at, attempt, retry_count, max_retries, epoch, worker_id, errors,
@@ -176,7 +180,7 @@ UPDATE deliveries SET state = 2, route = ?, due_at = NULL, updated_at = ?, epoch
 
 -- name: recorded
 -- Whether this very epoch has recorded an outcome before, and which.
-SELECT action FROM event_log
+SELECT action, status FROM event_log
  WHERE event_id = ? AND subscription = ? AND epoch = ? AND action IN ('COMPLETED', 'COMPLETED_WITH_ERRORS', 'FAILED');
 
 -- name: extend
@@ -224,8 +228,8 @@ SELECT id, event_id, subscription, action, created_at, status, attempt, epoch, w
 
 -- name: ends_of
 -- How an event last stood in each subscription that has no delivery of it any more.
-SELECT subscription, status, attempt, created_at, worker_id, errors FROM event_log
- WHERE event_id = ? AND status IS NOT NULL ORDER BY id;
+SELECT subscription, action, status, attempt, retry_count, created_at, worker_id, errors FROM event_log
+ WHERE event_id = ? AND (status IS NOT NULL OR action = 'DISCARDED') ORDER BY id;
 
 -- name: events_below
 SELECT id FROM events WHERE id < ? ORDER BY id DESC;
@@ -249,6 +253,10 @@ SELECT event_id, subscription, created_at FROM deliveries INDEXED BY deliveries_
  WHERE state = 2 AND subscription = ?1 AND attempt > 0
    AND (created_at, event_id) < (?2, ?3)
  ORDER BY created_at DESC, event_id DESC;
+
+-- name: count_dead
+SELECT count(*) FROM (SELECT 1 FROM deliveries INDEXED BY deliveries_tried
+ WHERE state = 2 AND subscription = ?1 AND attempt > 0 LIMIT ?2);
 
 -- name: dead_one
 SELECT event_id, subscription, route, attempt, errors, died_at, last_retry_at, created_at, epoch
@@ -293,7 +301,7 @@ ON CONFLICT (name) DO UPDATE
 SELECT count(*) FROM events;
 
 -- name: depth
-SELECT subscription, state, attempt > 0 OR due_at <= ? AS now, count(*), min(due_at)
+SELECT subscription, state, due_at <= ? AS now, count(*), min(due_at)
   FROM deliveries GROUP BY 1, 2, 3;
 
 -- name: depth_by_route

@@ -6,9 +6,12 @@ from heapq import merge
 from itertools import islice
 from typing import Final
 
+import orjson
+
 from postbus.clock import from_micros
-from postbus.errors import NotFound
+from postbus.errors import InvalidRequest, NotFound
 from postbus.model import (
+    Action,
     DeadLetter,
     DeliveryState,
     Event,
@@ -24,7 +27,7 @@ from postbus.store.contract import DeadFilter, Work
 from postbus.store.routes import Selection
 from postbus.store.sqlite.catalog import Catalog
 from postbus.store.sqlite.connection import Database, Row
-from postbus.store.sqlite.records import decode_errors, event_from_row, log_from_row, moment, split_tags
+from postbus.store.sqlite.records import decode_errors, event_from_row, json_array, log_from_row, moment, split_tags
 
 __all__ = ["Reading", "dead_keys", "tags_filter"]
 
@@ -32,6 +35,7 @@ TOTAL_CAP: Final = 10_000
 END_OF_TIME: Final = (1 << 63) - 1
 MINUTE: Final = 60_000_000
 CHEAP_ROUTES: Final = 64
+LOAD_CHUNK: Final = 64
 
 
 class Reading:
@@ -39,8 +43,8 @@ class Reading:
 
     def __init__(self, db: Database, catalog: Catalog, now: int) -> None:
         """Read through `db`; `now` decides what is due."""
-        self._db = db
-        self._catalog = catalog
+        self.db = self._db = db
+        self.catalog = self._catalog = catalog
         self._now = now
 
     # ── one event ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -68,9 +72,18 @@ class Reading:
         )
 
     def _states(self, event_id: int) -> tuple[DeliveryState, ...]:
+        last = {row[0]: row for row in self._db.run("ends_of", (event_id,))}
+        ended = {name: _ended(row) for name, row in last.items() if row[1] != Action.DISCARDED}
         live = {row[0]: self._live(row) for row in self._db.run("deliveries_of", (event_id,))}
-        ended = {row[0]: _ended(row) for row in self._db.run("ends_of", (event_id,))}
         return tuple((ended | live)[name] for name in sorted(ended | live))
+
+    def rows(self, ids: list[int]) -> dict[int, Row]:
+        """Return the rows of events by id, in a few steps whatever their number."""
+        found: dict[int, Row] = {}
+        for start in range(0, len(ids), LOAD_CHUNK):
+            wanted = json_array(ids[start : start + LOAD_CHUNK])
+            found.update((row[0], row) for row in orjson.loads(self._db.value("events_by_id", (wanted,))))
+        return found
 
     def _live(self, row: Row) -> DeliveryState:
         subscription, state, due_at, attempt, retry_count, updated_at, worker_id, errors = row
@@ -147,19 +160,25 @@ class Reading:
 
     # ── dead letters ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    def dead_letters(self, which: DeadFilter, limit: int, offset: int, after: int | None) -> Page[DeadLetter]:
+    def dead_letters(self, which: DeadFilter, limit: int, offset: int, after: str | None) -> Page[DeadLetter]:
         """Return a page of dead letters, the newest event first."""
         keys = islice(dead_keys(self._db, self._catalog, which, after), offset, offset + limit + 1)
         page = list(keys)
-        total = sum(1 for _ in islice(dead_keys(self._db, self._catalog, which, None), TOTAL_CAP + 1))
+        total = self._count_dead(which)
         return Page(
             items=tuple(self._dead_letter(event_id, subscription) for event_id, subscription, _ in page[:limit]),
             total=min(total, TOTAL_CAP),
             limit=limit,
             offset=offset,
             total_capped=total > TOTAL_CAP,
-            next=page[limit - 1][0] if len(page) > limit else None,
+            next=f"{page[limit - 1][0]}:{page[limit - 1][1]}" if len(page) > limit else None,
         )
+
+    def _count_dead(self, which: DeadFilter) -> int:
+        if which != DeadFilter(subscription=which.subscription):
+            return sum(1 for _ in islice(dead_keys(self._db, self._catalog, which, None), TOTAL_CAP + 1))
+        names = _names(self._catalog, which)
+        return sum(self._db.value("count_dead", (name, TOTAL_CAP + 1)) for name in names)
 
     def _dead_letter(self, event_id: int, subscription: str) -> DeadLetter:
         _, _, _, attempts, errors, died_at, last_retry_at, *_ = self._db.run("dead_one", (event_id, subscription))[0]
@@ -174,9 +193,9 @@ class Reading:
 
     # ── what is left, and figures ────────────────────────────────────────────────────────────────────────────────
 
-    def is_due(self, selection: Selection, *, solo: bool) -> bool:
+    def is_due(self, selection: Selection) -> bool:
         """Return whether a claim would find something, without taking the write lock."""
-        groups = [*selection.normal.values(), *(selection.solo.values() if solo else ())]
+        groups = [*selection.normal.values(), *selection.solo.values()]
         if sum(map(len, groups)) <= CHEAP_ROUTES:
             return any(self._db.run("is_due", (route, self._now)) for routes in groups for route in routes)
         present = self._db.iterate("routes_with_due", (-END_OF_TIME - 1, self._now))
@@ -193,11 +212,9 @@ class Reading:
         """Tell what a selection has left to do."""
         routes = {route for group in (*selection.normal.values(), *selection.solo.values()) for route in group}
         tried = {State(state) for state, route in self._db.run("tried_routes", (subscription,)) if route in routes}
-        return Work(
-            due=self.is_due(selection, solo=True), leased=State.LEASED in tried, retrying=State.PENDING in tried
-        )
+        return Work(due=self.is_due(selection), leased=State.LEASED in tried, retrying=State.PENDING in tried)
 
-    def stats(self, store_bytes: int) -> Stats:
+    def stats(self) -> Stats:
         """Return the bus in figures."""
         since = self._now - MINUTE
         rates = {action: float(count) for action, count in self._db.run("recent_actions", (since,))}
@@ -206,7 +223,7 @@ class Reading:
             head=self._db.value("last_event"),
             subscriptions=self._queues(),
             rates=rates | {"published": float(self._db.value("recent_events", (since,)))},
-            store_bytes=store_bytes,
+            store_bytes=self._db.pragma("page_count") * self._db.pragma("page_size"),
             unhandled=self._unhandled(),
         )
 
@@ -255,24 +272,33 @@ class Reading:
         return left
 
 
-def dead_keys(db: Database, catalog: Catalog, which: DeadFilter, after: int | None) -> Iterator[Row]:
+def dead_keys(db: Database, catalog: Catalog, which: DeadFilter, after: str | None) -> Iterator[Row]:
     """Go through (event id, subscription, created_at) of the dead letters that are meant, newest event first."""
-    names = [which.subscription] if which.subscription else [each.name for each in catalog.subscriptions()]
+    names = _names(catalog, which)
     if which.event_id is not None:
         return (row for name in names for row in _one_dead(db, which.event_id, name))
-    start = (END_OF_TIME, END_OF_TIME) if after is None else _keyset(db, after)
-    cursors = [db.iterate("dead", (name, *start)) for name in names]
-    rows: Iterator[Row] = merge(*cursors, key=lambda row: (-row[2], -row[0]))
+    cursors = [db.iterate("dead", (name, *_keyset(db, after, name))) for name in names]
+    rows: Iterator[Row] = merge(*cursors, key=lambda row: (-row[2], -row[0], row[1]))
     return rows if which.type is None and which.before is None else (row for row in rows if _meant(db, which, row))
+
+
+def _names(catalog: Catalog, which: DeadFilter) -> list[str]:
+    return [which.subscription] if which.subscription else [each.name for each in catalog.subscriptions()]
 
 
 def _one_dead(db: Database, event_id: int, name: str) -> list[Row]:
     return [(row[0], row[1], row[7]) for row in db.run("dead_one", (event_id, name))]
 
 
-def _keyset(db: Database, after: int) -> tuple[int, int]:
-    rows = db.run("event", (after,))
-    return (rows[0][9], after) if rows else (END_OF_TIME, after)
+def _keyset(db: Database, after: str | None, name: str) -> tuple[int, int]:
+    """Return below which (created_at, event id) a subscription's dead letters follow `after`, an `id:subscription`."""
+    if after is None:
+        return END_OF_TIME, END_OF_TIME
+    number, _, passed = after.partition(":")
+    if not number.isdecimal():
+        raise InvalidRequest(f"after must be `next` of the page before, not {after!r:.40}")
+    rows = db.run("event", (int(number),))
+    return rows[0][9] if rows else END_OF_TIME, int(number) + (name > passed)
 
 
 def _meant(db: Database, which: DeadFilter, row: Row) -> bool:
@@ -284,19 +310,18 @@ def _meant(db: Database, which: DeadFilter, row: Row) -> bool:
 
 
 def _ended(row: Row) -> DeliveryState:
-    subscription, status, attempt, created_at, worker_id, errors = row
-    found = decode_errors(errors)
+    subscription, _, status, attempt, retry_count, created_at, worker_id, errors = row
     return DeliveryState(
         subscription=subscription,
         status=Status(status),
         attempt=attempt or 0,
-        retry_count=max((attempt or 1) - 1, 0),
+        retry_count=retry_count or 0,
         next_retry_at=None,
         updated_at=from_micros(created_at),
         worker_id=worker_id,
         lease_until=None,
         lease_expired=False,
-        errors=found,
+        errors=decode_errors(errors),
     )
 
 

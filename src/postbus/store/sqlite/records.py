@@ -19,6 +19,7 @@ __all__ = [
     "encode_errors",
     "event_from_draft",
     "event_from_row",
+    "json_array",
     "log_from_row",
     "moment",
     "split_tags",
@@ -116,13 +117,13 @@ def claimed_event(row: Row, retry_count: int, now: datetime) -> Event:
     )
 
 
-def event_from_draft(draft: Draft, identity: int, created_at: datetime, payload: Any, due: datetime | None) -> Event:
-    """Return the event just stored; its payload is the caller's own object read back from its text."""
+def event_from_draft(draft: Draft, identity: int, created_at: datetime, due: datetime | None) -> Event:
+    """Return the event just stored."""
     return quick_event(
         identity,
         draft.uid,
         draft.type,
-        payload,
+        draft.value,
         draft.tags,
         draft.key,
         draft.title,
@@ -178,3 +179,8 @@ def decode_errors(text: str | None) -> tuple[AttemptError, ...]:
     for entry in entries:
         entry["at"] = moment(entry["at"])
     return tuple(AttemptError(**entry) for entry in entries)
+
+
+def json_array(values: Iterable[int]) -> str:
+    """Return numbers as a JSON array: one parameter, and so one step into SQLite, for a whole batch."""
+    return f"[{','.join(map(str, values))}]"

@@ -43,13 +43,12 @@ from postbus.store.contract import (
 )
 from postbus.store.migrate import migrate
 from postbus.store.queries import load_migrations
-from postbus.store.routes import Selection
 from postbus.store.sqlite.appending import Appending, CallersTransaction
 from postbus.store.sqlite.burials import Burials
 from postbus.store.sqlite.catalog import Catalog
 from postbus.store.sqlite.connection import Database, Row, translated
 from postbus.store.sqlite.inspection import inspect
-from postbus.store.sqlite.leases import Leases, Taken, json_array
+from postbus.store.sqlite.leases import Leases, Taken
 from postbus.store.sqlite.liveness import Liveness
 from postbus.store.sqlite.reading import Reading, dead_keys, tags_filter
 from postbus.store.sqlite.records import claimed_event, moment, split_tags
@@ -61,7 +60,6 @@ R = TypeVar("R")
 DEDUP_WINDOW: Final = timedelta(days=7)
 HANDLER_MEMORY: Final = timedelta(days=7)
 CHUNK: Final = 1_000
-LOAD_CHUNK: Final = 64
 SPARE_ROUTES: Final = 10_000
 ENOUGH_FREE_PAGES: Final = 2_000
 
@@ -76,7 +74,8 @@ class SqliteStore:
         self._pid = os.getpid()
         self._catalog = Catalog()
         self._liveness = Liveness(path)
-        self._readers: list[Database] = []
+        self._readers: list[tuple[Database, Catalog]] = []
+        self._hot: set[tuple[str, tuple[Interest, ...], tuple[Interest, ...]]] = set()
         self._watches: list[FileWatch] = []
         self._lock = threading.Lock()
         self._closed = False
@@ -103,7 +102,7 @@ class SqliteStore:
             readers, watches = self._readers, list(self._watches)
         for watch in watches:
             watch.close()
-        for reader in readers:
+        for reader, _ in readers:
             reader.close()
         self._database.close()
 
@@ -131,50 +130,45 @@ class SqliteStore:
 
     def claim(self, claim: Claim) -> Claimed:
         """Lease due deliveries to a worker."""
-        with self._read() as (_, reading):
-            subscription = self._catalog.subscription(claim.subscription)
-            selection = self._catalog.select(claim.subscription, claim.interests, claim.blocked)
-            if subscription.paused:
-                return Claimed()
-            if not selection.hot and not reading.is_due(selection, solo=True):
-                return Claimed(next_due=moment(reading.next_due(selection)))
-        taken, suspects = self._write(lambda db: self._claim(db, claim))
-        if not taken:
-            return Claimed(suspects=suspects)
-        return Claimed(self._loaded(claim, taken), suspects=suspects)
+        key = (claim.subscription, claim.interests, claim.blocked)
+        if key not in self._hot:
+            with self._read() as reading:
+                selection = reading.catalog.select(*key)
+                if reading.catalog.subscription(claim.subscription).paused:
+                    return Claimed()
+                if not reading.is_due(selection):
+                    return Claimed(next_due=moment(reading.next_due(selection)))
+        taken, suspects = self._write_catalogued(lambda db: self._claim(db, claim))
+        if len(taken) >= claim.limit:
+            self._hot.add(key)
+        else:
+            self._hot.discard(key)
+        return Claimed(self._loaded(claim, taken) if taken else (), suspects=suspects)
 
     def _claim(self, db: Database, claim: Claim) -> tuple[list[Taken], bool]:
-        self._catalog.refresh(db)
         subscription = self._catalog.subscription(claim.subscription)
         if subscription.paused:
             return [], False
-        selection: Selection = self._catalog.select(claim.subscription, claim.interests, claim.blocked)
-        taken, suspects = self._leases(db).claim(claim, subscription, selection)
-        selection.hot = len(taken) >= claim.limit
-        return taken, suspects
+        return self._leases(db).claim(claim, subscription)
 
     def _loaded(self, claim: Claim, taken: list[Taken]) -> tuple[Delivery, ...]:
         """Return the deliveries with their events; read after the commit, so that other writers need not wait."""
-        policy = self._catalog.subscription(claim.subscription).retry or claim.policy
-        now = self.now()
-        rows: dict[int, Row] = {}
-        with self._read() as (db, _):
-            for start in range(0, len(taken), LOAD_CHUNK):
-                ids = json_array(each.event_id for each in taken[start : start + LOAD_CHUNK])
-                rows.update((row[0], row) for row in orjson.loads(db.value("events_by_id", (ids,))))
-        until = from_micros(taken[0].until)
-        return tuple(
-            Delivery(
-                claimed_event(rows[each.event_id], each.retry_count, now),
-                Lease(each.event_id, claim.subscription, each.epoch),
-                each.attempt,
-                policy.max_retries if each.max_retries is None else each.max_retries,
-                claim.worker_id,
-                until,
-                self._catalog.route(each.route).solo,
+        now, until = self.now(), from_micros(taken[0].until)
+        with self._read() as reading:
+            policy = reading.catalog.subscription(claim.subscription).retry or claim.policy
+            rows = reading.rows([each.event_id for each in taken])
+            return tuple(
+                Delivery(
+                    claimed_event(rows[each.event_id], each.retry_count, now),
+                    Lease(each.event_id, claim.subscription, each.epoch),
+                    each.attempt,
+                    policy,
+                    claim.worker_id,
+                    until,
+                    each.suspect,
+                )
+                for each in taken
             )
-            for each in taken
-        )
 
     def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
         """Record how deliveries ended."""
@@ -215,13 +209,13 @@ class SqliteStore:
         return count
 
     def _any_expired(self) -> bool:
-        with self._read() as (db, _):
-            return bool(db.run("expired_leases", (to_micros(self.now()), 1)))
+        with self._read() as reading:
+            return bool(reading.db.run("expired_leases", (to_micros(self.now()), 1)))
 
     def owners(self) -> set[str]:
         """Return the nonces of the processes that hold leases."""
-        with self._read() as (db, _):
-            return {row[0] for row in db.run("lease_owners")}
+        with self._read() as reading:
+            return {row[0] for row in reading.db.run("lease_owners")}
 
     def mark_alive(self, owner: str) -> AbstractContextManager[None]:
         """Hold the lock file of this process."""
@@ -238,22 +232,22 @@ class SqliteStore:
 
     def work(self, subscription: str, interests: tuple[Interest, ...]) -> Work:
         """Tell what some interests have left to do."""
-        with self._read() as (_, reading):
-            return reading.work(subscription, self._catalog.select(subscription, interests))
+        with self._read() as reading:
+            return reading.work(subscription, reading.catalog.select(subscription, interests))
 
     def settled(self, event_id: int, subscriptions: Iterable[str]) -> bool:
         """Return whether an event is finished or dead in all of these."""
-        with self._read() as (_, reading):
+        with self._read() as reading:
             return reading.settled(event_id, subscriptions)
 
     def get(self, event_id: int, subscription: str) -> Event:
         """Return an event and how it stands."""
-        with self._read() as (_, reading):
+        with self._read() as reading:
             return reading.event(event_id, subscription)
 
     def logs(self, event_id: int) -> tuple[LogEntry, ...]:
         """Return an event's audit rows."""
-        with self._read() as (_, reading):
+        with self._read() as reading:
             return reading.logs(event_id)
 
     def list(
@@ -268,25 +262,25 @@ class SqliteStore:
         after: int | None,
     ) -> Page[Event]:
         """Return a page of events, newest first."""
-        with self._read() as (_, reading):
+        with self._read() as reading:
             wanted = tags_filter(type, tags)
             return reading.events(subscription, status, wanted, limit=limit, offset=offset, after=after)
 
     def stats(self) -> Stats:
         """Return the bus in figures."""
-        with self._read() as (db, reading):
-            return reading.stats(db.pragma("page_count") * db.pragma("page_size"))
+        with self._read() as reading:
+            return reading.stats()
 
     def inspect(self, *, deep: bool) -> tuple[Finding, ...]:
         """Return what can be said of the file and its settings."""
-        with self._read() as (db, _):
-            return inspect(db, self._path, deep=deep)
+        with self._read() as reading:
+            return inspect(reading.db, self._path, deep=deep)
 
     # ── dead letters ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    def dead_letters(self, which: DeadFilter, *, limit: int, offset: int, after: int | None) -> Page[DeadLetter]:
+    def dead_letters(self, which: DeadFilter, *, limit: int, offset: int, after: str | None) -> Page[DeadLetter]:
         """Return a page of dead letters, the newest event first."""
-        with self._read() as (_, reading):
+        with self._read() as reading:
             return reading.dead_letters(which, limit, offset, after)
 
     def retry_dead(self, which: DeadFilter, actor: str, progress: Callable[[int], None] | None = None) -> int:
@@ -306,8 +300,8 @@ class SqliteStore:
         progress: Callable[[int], None] | None,
     ) -> int:
         """Change the dead letters that are dead now, a transaction a chunk, so that nobody waits long."""
-        with self._read() as (db, _):
-            keys = list(dead_keys(db, self._catalog, which, None))
+        with self._read() as reading:
+            keys = list(dead_keys(reading.db, reading.catalog, which, None))
         total = 0
         for start in range(0, len(keys), CHUNK):
             chunk = keys[start : start + CHUNK]
@@ -323,8 +317,8 @@ class SqliteStore:
 
     def subscriptions(self) -> tuple[Subscription, ...]:
         """Return all subscriptions by name."""
-        with self._read():
-            return self._catalog.subscriptions()
+        with self._read() as reading:
+            return reading.catalog.subscriptions()
 
     def create_subscription(
         self,
@@ -422,16 +416,16 @@ class SqliteStore:
 
     def handlers(self) -> tuple[HandlerRecord, ...]:
         """Return what all processes have registered."""
-        with self._read() as (db, _):
+        with self._read() as reading:
             return tuple(
                 HandlerRecord(identity, name, subscription, pattern, split_tags(tags), worker, owner, from_micros(seen))
-                for identity, name, subscription, pattern, tags, worker, owner, seen in db.run("handlers")
+                for identity, name, subscription, pattern, tags, worker, owner, seen in reading.db.run("handlers")
             )
 
     def breaker(self, name: str) -> BreakerState:
         """Return how a breaker stands."""
-        with self._read() as (db, _):
-            return _breaker(db, name)
+        with self._read() as reading:
+            return _breaker(reading.db, name)
 
     def change_breaker(self, name: str, change: Callable[[BreakerState], BreakerState | None]) -> BreakerState:
         """Move a breaker on, atomically."""
@@ -507,22 +501,22 @@ class SqliteStore:
         return self._write(refreshed)
 
     @contextmanager
-    def _read(self) -> Generator[tuple[Database, Reading]]:
+    def _read(self) -> Generator[Reading]:
         self._usable()
         with self._lock:
-            db = self._readers.pop() if self._readers else None
-        db = db or self._open_reader()
+            reader = self._readers.pop() if self._readers else None
+        db, catalog = reader or (self._open_reader(), Catalog())
         try:
-            with translated(self._path):
-                self._catalog.refresh(db)
-                yield db, Reading(db, self._catalog, to_micros(self.now()))
+            with translated(self._path), db.snapshot():
+                catalog.refresh(db)
+                yield Reading(db, catalog, to_micros(self.now()))
         finally:
-            self._give_back(db)
+            self._give_back(db, catalog)
 
-    def _give_back(self, db: Database) -> None:
+    def _give_back(self, db: Database, catalog: Catalog) -> None:
         with self._lock:
             if not self._closed:
-                self._readers.append(db)
+                self._readers.append((db, catalog))
                 return
         db.close()
 

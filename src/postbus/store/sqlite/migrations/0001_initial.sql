@@ -103,6 +103,7 @@ CREATE TABLE event_log (
     event_created_at INTEGER,
     ready_at INTEGER,
     claimed_at INTEGER,
+    retry_count INTEGER,
     errors TEXT
 );
 

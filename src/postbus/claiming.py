@@ -1,0 +1,92 @@
+"""What a worker asks the store for: what its handlers want, less what open breakers forbid, plus probes."""
+
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+from postbus.breaker import Admission, Breaker, BreakerState
+from postbus.execution import Execution
+from postbus.handlers import Handler
+from postbus.model import Delivery
+from postbus.pattern import Interest
+from postbus.store.contract import Claim, Claimed, Store
+
+__all__ = ["Claiming"]
+
+
+@dataclass(frozen=True)
+class Claiming:
+    """Claims on behalf of one worker."""
+
+    store: Store
+    execution: Execution
+    worker_id: str
+    owner: str
+
+    def claim(self, subscription: str, limit: int, *, alone: bool) -> Claimed:
+        """Claim up to `limit` deliveries of a subscription for this process's handlers; see `Store.claim`.
+
+        A handler whose breaker is open gets nothing, and when it is time, one probe.
+        """
+        probes: list[Delivery] = []
+        blocked: list[Interest] = []
+        for handler in self.execution.handlers.all():
+            if handler.subscription == subscription and handler.breaker is not None:
+                admission = self._admission(handler, handler.breaker)
+                if admission is not Admission.ALL:
+                    blocked.append(handler.interest)
+                if admission is Admission.PROBE:
+                    probes += self._probe(handler, handler.breaker, alone=alone and not probes)
+        if any(probe.suspect for probe in probes):
+            return Claimed(tuple(probes))
+        wanted = self.execution.handlers.interests(subscription)
+        claimed = self._ask(subscription, wanted, tuple(blocked), limit, alone=alone and not probes)
+        return replace(claimed, deliveries=(*probes, *claimed.deliveries)) if probes else claimed
+
+    def _ask(
+        self,
+        subscription: str,
+        interests: tuple[Interest, ...],
+        blocked: tuple[Interest, ...],
+        limit: int,
+        *,
+        alone: bool,
+    ) -> Claimed:
+        return self.store.claim(
+            Claim(
+                subscription=subscription,
+                worker_id=self.worker_id,
+                owner=self.owner,
+                interests=interests,
+                blocked=blocked,
+                limit=limit,
+                lease=self.execution.lease,
+                policy=self.execution.policy,
+                alone=alone,
+            )
+        )
+
+    def _admission(self, handler: Handler, breaker: Breaker) -> Admission:
+        state = self.store.breaker(handler.breaker_name)
+        self.execution.breakers[handler.breaker_name] = state
+        return breaker.admit(state, self.store.now())
+
+    def _probe(self, handler: Handler, breaker: Breaker, *, alone: bool) -> tuple[Delivery, ...]:
+        """Claim one event past an open breaker, unless another worker is doing so."""
+        won: list[BreakerState] = []
+
+        def send(state: BreakerState) -> BreakerState | None:
+            now = self.store.now()
+            won.clear()
+            if breaker.admit(state, now) is not Admission.PROBE:
+                return None
+            won.append(breaker.probing(state, now + max(self.execution.lease, timedelta(seconds=1))))
+            return won[0]
+
+        self.store.change_breaker(handler.breaker_name, send)
+        if not won:
+            return ()
+        found = self._ask(handler.subscription, (handler.interest,), (), 1, alone=alone).deliveries
+        self.execution.probes.update(delivery.lease for delivery in found)
+        if not found:
+            self.store.change_breaker(handler.breaker_name, breaker.unused)
+        return found
