@@ -1,5 +1,6 @@
 """How long to wait before the next attempt, and when to give up."""
 
+import math
 import random
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
@@ -35,7 +36,7 @@ class RetryPolicy:
             raise InvalidRequest(f"max_retries must be a whole number from 0 to {MOST_RETRIES:,}")
         if not 0 <= self.base_delay <= self.max_delay <= LONGEST_DELAY:
             raise InvalidRequest("delays must satisfy 0 <= base_delay <= max_delay, in seconds, below a century")
-        if not 1 <= self.multiplier <= LONGEST_DELAY:
+        if not 1 <= self.multiplier < math.inf:
             raise InvalidRequest("multiplier must be 1 or more")
         if not 0 <= self.jitter <= 1:
             raise InvalidRequest("jitter must lie between 0 and 1")

@@ -243,8 +243,10 @@ SELECT event_id FROM deliveries INDEXED BY deliveries_tried
  WHERE state = ?3 AND subscription = ?2 AND attempt > 0 AND event_id < ?1 ORDER BY event_id DESC;
 
 -- name: completed_below
-SELECT event_id FROM event_log INDEXED BY event_log_completed
+-- A subscription deleted and made anew has its own deliveries: what the old one completed may be pending in the new.
+SELECT DISTINCT event_id FROM event_log INDEXED BY event_log_completed
  WHERE subscription = ?2 AND status = ?3 AND status IN ('COMPLETED', 'COMPLETED_WITH_ERRORS') AND event_id < ?1
+   AND NOT EXISTS (SELECT 1 FROM deliveries AS d WHERE d.event_id = event_log.event_id AND d.subscription = ?2)
  ORDER BY event_id DESC;
 
 -- name: dead
@@ -301,7 +303,7 @@ ON CONFLICT (name) DO UPDATE
 SELECT count(*) FROM events;
 
 -- name: depth
-SELECT subscription, state, due_at <= ? AS now, count(*), min(due_at)
+SELECT subscription, state, coalesce(due_at <= ?, 0) AS now, count(*), min(due_at)
   FROM deliveries GROUP BY 1, 2, 3;
 
 -- name: depth_by_route
