@@ -162,20 +162,20 @@ class EventBus:
         Raises InvalidPayloadError or InvalidEventError, with nothing stored.
         """
         ready = draft(
-            NewEvent(
-                type=type,
-                payload=payload,
-                tags=tags,
-                key=key,
-                title=title,
-                description=description,
-                metadata=metadata,
-                uid=uid,
-                delay=delay,
-                at=at,
-                priority=priority,
-                max_retries=max_retries,
-            )
+            {
+                "type": type,
+                "payload": payload,
+                "tags": tags,
+                "key": key,
+                "title": title,
+                "description": description,
+                "metadata": metadata,
+                "uid": uid,
+                "delay": delay,
+                "at": at,
+                "priority": priority,
+                "max_retries": max_retries,
+            }
         )
         if not wait:
             return self._store_drafts([ready], connection)[0]
@@ -347,7 +347,10 @@ class EventBus:
         Events that their publisher delayed do not count until they are due. Raises TimeoutError.
         """
         names = self._handled()
-        if not self._signal().wait_for(lambda: all(map(self._is_idle, names)), timeout):
+        worker = self._worker
+        if not self._signal().wait_for(
+            lambda: not (worker and worker.held) and all(map(self._is_idle, names)), timeout
+        ):
             raise TimeoutError(f"there was still work after {timeout} s")
 
     def _is_idle(self, subscription: str) -> bool:

@@ -1,6 +1,7 @@
 """Time as an argument: who decides by time is handed a clock."""
 
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Final, Protocol
 
 __all__ = ["Clock", "SystemClock", "from_micros", "to_micros"]
@@ -30,6 +31,7 @@ def to_micros(moment: datetime) -> int:
     return (moment - _EPOCH) // _MICROSECOND
 
 
+@lru_cache(maxsize=4_096)
 def from_micros(micros: int) -> datetime:
-    """Return the moment that `to_micros` turned into this number."""
+    """Return the moment that `to_micros` turned into this number. Batches share moments, so some are remembered."""
     return _EPOCH + timedelta(microseconds=micros)

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from postbus.breaker import Breaker, BreakerState
 from postbus.errors import Discard, LeaseLost, PostbusError, RetryLater
@@ -31,8 +31,7 @@ MESSAGE_LIMIT: Final = 2_000
 DONE: Final = Done()
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(NamedTuple):
     """How a delivery fared. No outcome means it is handed back: cancelled, or its breaker is open."""
 
     delivery: Delivery
@@ -79,7 +78,16 @@ class Run:
         self.handlers = handlers
         self.index = 0
         self.recorded: list[AttemptError] = []
-        self.began = time.perf_counter()
+        self.began = 0.0
+
+    def start(self) -> None:
+        """Let its time count from now, unless it has been begun by a thread that was left behind."""
+        self.began = self.began or time.perf_counter()
+
+    @property
+    def is_async(self) -> bool:
+        """Whether any of its handlers must be awaited."""
+        return any(handler.is_async for handler in self.handlers)
 
     @property
     def handler(self) -> Handler:
@@ -110,16 +118,13 @@ class Execution:
         """Return a run that stands before the delivery's first handler."""
         return Run(delivery, self.handlers.matching(delivery.subscription, delivery.event))
 
-    def is_async(self, delivery: Delivery) -> bool:
-        """Return whether any handler of it must be awaited."""
-        return any(each.is_async for each in self.handlers.matching(delivery.subscription, delivery.event))
-
     def run(self, run: Run, is_mine: Callable[[Run], bool]) -> Report | None:
         """Go through the handlers, all of them plain functions, one after another.
 
         `is_mine` is asked before and after each: once it says no, somebody else has reported on this run, and
         nothing more is done or told. Never raises: whatever a handler raises is its outcome.
         """
+        run.start()
         while run.index < len(run.handlers):
             if self._is_blocked(run):
                 return run.report(None)
@@ -134,6 +139,7 @@ class Execution:
 
     async def run_async(self, run: Run) -> Report:
         """Go through the handlers, awaiting those that are coroutines; plain ones among them get a thread."""
+        run.start()
         while run.index < len(run.handlers):
             if self._is_blocked(run):
                 return run.report(None)

@@ -66,13 +66,13 @@ class ThreadLane:
         self._lock = threading.Lock()
         self.hung: set[threading.Thread] = set()
 
-    def submit(self, deliveries: Sequence[Delivery], chunk: int) -> None:
-        """Run deliveries, handed to threads `chunk` at a time."""
+    def submit(self, runs: Sequence[Run], chunk: int) -> None:
+        """Take runs to their end, handed to threads `chunk` at a time."""
         with self._lock:
-            while len(self._seats) < min(self._size, len(deliveries) + len(self._seats)):
+            while len(self._seats) < min(self._size, len(runs) + len(self._seats)):
                 self._seat()
-        for start in range(0, len(deliveries), chunk):
-            self._chunks.put(deque(map(self._execution.begin, deliveries[start : start + chunk])))
+        for start in range(0, len(runs), chunk):
+            self._chunks.put(deque(runs[start : start + chunk]))
 
     def take_back(self) -> list[Delivery]:
         """Return what was submitted and not begun; it will not run."""
@@ -157,23 +157,20 @@ class AsyncLane:
         self._report = report
         self._given = loop
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._waiting: deque[Delivery] = deque()
+        self._waiting: deque[Run] = deque()
         self._runners: set[asyncio.Task[None]] = set()
 
-    def submit(self, deliveries: Sequence[Delivery], chunk: int) -> None:
-        """Run deliveries; `chunk` is of no use here, since handing over costs nothing."""
-        del chunk
-        self._waiting.extend(deliveries)
+    def submit(self, runs: Sequence[Run]) -> None:
+        """Take runs to their end."""
+        self._waiting.extend(runs)
         self._running().call_soon_threadsafe(self._spawn)
 
     def take_back(self) -> list[Delivery]:
         """Return what was submitted and not begun; it will not run."""
         left: list[Delivery] = []
-        while self._waiting:
-            try:
-                left.append(self._waiting.popleft())
-            except IndexError:
-                break
+        with suppress(IndexError):
+            while True:
+                left.append(self._waiting.popleft().delivery)
         return left
 
     def cancel(self) -> None:
@@ -212,7 +209,7 @@ class AsyncLane:
         # One task runs many deliveries: a task for each would cost more than a short handler does.
         while self._waiting:
             try:
-                delivery = self._waiting.popleft()
+                run = self._waiting.popleft()
             except IndexError:
                 break
-            self._report(await self._execution.run_async(self._execution.begin(delivery)))
+            self._report(await self._execution.run_async(run))

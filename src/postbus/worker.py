@@ -185,12 +185,13 @@ class Worker:
         self._beat_faster((deliveries[0].lease_until - self._store.now()).total_seconds() / 3)
         self._alone = deliveries[0].suspect
         self._held.update((delivery.lease, delivery) for delivery in deliveries)
-        awaited = [delivery for delivery in deliveries if self._execution.is_async(delivery)]
-        plain = deliveries if not awaited else [each for each in deliveries if not self._execution.is_async(each)]
+        runs = [self._execution.begin(delivery) for delivery in deliveries]
+        awaited = [run for run in runs if run.is_async]
+        plain = [run for run in runs if not run.is_async] if awaited else runs
         if plain:
             self._threads.submit(plain, self._chunk(len(plain)))
         if awaited:
-            self._async.submit(awaited, 1)
+            self._async.submit(awaited)
 
     def _chunk(self, count: int) -> int:
         """Return how many short events to hand to a thread at once: handing over costs more than running them."""

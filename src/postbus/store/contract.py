@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from postbus.breaker import BreakerState
 from postbus.model import (
@@ -78,8 +78,7 @@ class Claimed:
     """A suspect is waiting for somebody who holds nothing else."""
 
 
-@dataclass(frozen=True, slots=True)
-class Settlement:
+class Settlement(NamedTuple):
     """How the delivery of a lease ended, as told by its worker."""
 
     lease: Lease

@@ -51,10 +51,12 @@ class Liveness:
             os.close(lock)
         return True
 
-    def clear(self, owner: str) -> None:
-        """Remove the file of a process that is dead and holds no lease any more."""
-        with suppress(FileNotFoundError):
-            (self._folder / owner).unlink()
+    def sweep(self, holding: set[str]) -> None:
+        """Remove the files of dead processes; those still `holding` leases are needed to free them."""
+        if self._folder.is_dir():
+            for path in self._folder.iterdir():
+                if path.name not in holding and not path.suffix and self.is_dead(path.name):
+                    path.unlink(missing_ok=True)
 
 
 def _closed_in_children(lock: int) -> "_Closer":

@@ -35,7 +35,7 @@ TOTAL_CAP: Final = 10_000
 END_OF_TIME: Final = (1 << 63) - 1
 MINUTE: Final = 60_000_000
 CHEAP_ROUTES: Final = 64
-LOAD_CHUNK: Final = 64
+LOAD_CHUNK: Final = 250
 
 
 class Reading:

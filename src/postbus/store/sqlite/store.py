@@ -201,9 +201,6 @@ class SqliteStore:
         if wanted is None and not self._any_expired():
             return 0
         count = self._write_catalogued(lambda db: self._leases(db).expire(wanted, policy, limit))
-        for owner in wanted or ():
-            if owner not in self.owners():
-                self._liveness.clear(owner)
         if count:
             self._wake()
         return count
@@ -462,6 +459,7 @@ class SqliteStore:
                 db.run("give_back_pages")
             return removed
 
+        self._liveness.sweep(self.owners())
         return self._write(clean)
 
     def watch(self) -> Watch:

@@ -9,7 +9,7 @@ from postbus.store.sqlite.connection import Database
 
 __all__ = ["FileWatch"]
 
-LOOK_EVERY: Final = 0.003
+LOOK_EVERY: Final = 0.004
 
 
 class FileWatch:
