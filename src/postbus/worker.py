@@ -133,6 +133,7 @@ class Worker:
         if not names or self._is_busy() or self.worn_out:
             return self._settings.poll_interval
         pause = self._settings.poll_interval
+        self._draining = False
         self._turns += 1
         first = self._turns % len(names)
         for name in names[first:] + names[:first]:
@@ -174,7 +175,7 @@ class Worker:
         except NotFound as error:
             logger.warning("subscription_gone", extra={"subscription": subscription, "error": str(error)})
             return Claimed()
-        self._draining = claimed.suspects
+        self._draining |= claimed.suspects
         self._dispatch(claimed.deliveries)
         return claimed
 

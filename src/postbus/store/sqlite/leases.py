@@ -132,22 +132,26 @@ class Leases:
 
     def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
         """Record outcomes; see the contract."""
+        if len({each.lease for each in settlements}) < len(settlements):
+            return [self._settle_one(each) for each in settlements]
         done = [each for each in settlements if isinstance(each.outcome, Done)]
-        if len(done) == len(settlements) and self._finish_all(done):
-            return [Settled.APPLIED] * len(done)
-        return [self._settle_one(each) for each in settlements]
+        answers = dict.fromkeys((each.lease for each in done), Settled.APPLIED)
+        answers.update((each.lease, self._repeated(each)) for each in self._finish_all(done))
+        return [answers.get(each.lease) or self._settle_one(each) for each in settlements]
 
-    def _finish_all(self, settlements: Sequence[Settlement]) -> bool:
-        """Finish what simply worked in two statements, if every epoch still stands; else do nothing."""
-        keys = orjson.dumps(
+    def _finish_all(self, settlements: Sequence[Settlement]) -> list[Settlement]:
+        """Finish what simply worked, the whole batch in two statements; return those whose epoch has passed."""
+        if not settlements:
+            return []
+        told = orjson.dumps(
             [[*each.lease, each.worker_id, each.status_code, each.execution_time_ms] for each in settlements]
         ).decode()
-        held = len({each.lease for each in settlements})
-        if self._db.value("count_held", (keys,)) != held or held != len(settlements):
-            return False
-        self._db.run("log_completed", (keys, self._now))
-        self._db.run("finish_all", (keys,))
-        return True
+        self._db.run("log_completed", (told, self._now))
+        lost: list[Settlement] = []
+        if self._db.changed() < len(settlements):
+            lost = [settlements[key] for (key,) in self._db.run("not_held", (told,))]
+        self._db.run("finish_all", (told,))
+        return lost
 
     def _end_row(self, told: Settlement, row: Held, errors: str | None) -> Row:
         action, status, error = _told(told)

@@ -133,11 +133,12 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 -- The epoch is the fence: a late worker removes no row.
 DELETE FROM deliveries WHERE event_id = ? AND subscription = ? AND epoch = ?;
 
--- name: count_held
--- The fence for a whole batch of (event, subscription, epoch, …): how many of these leases still stand.
-SELECT count(*)
-  FROM json_each(?1) AS told CROSS JOIN deliveries AS d
-    ON d.event_id = told.value ->> 0 AND d.subscription = told.value ->> 1 AND d.epoch = told.value ->> 2 AND d.epoch > 0;
+-- name: not_held
+-- Of a whole batch of (event, subscription, epoch, …), the places of those whose epoch has passed.
+SELECT told.key FROM json_each(?1) AS told
+ WHERE NOT EXISTS (SELECT 1 FROM deliveries AS d
+                    WHERE d.event_id = told.value ->> 0 AND d.subscription = told.value ->> 1
+                      AND d.epoch = told.value ->> 2 AND d.epoch > 0 AND d.state IN (0, 1));
 
 -- name: log_completed
 INSERT INTO event_log (event_id, subscription, action, created_at, status, attempt, epoch, worker_id, status_code,
@@ -148,13 +149,14 @@ SELECT d.event_id, d.subscription, 'COMPLETED', ?2, 'COMPLETED', d.attempt, d.ep
        d.retry_count, d.errors
   FROM json_each(?1) AS told CROSS JOIN deliveries AS d
     ON d.event_id = told.value ->> 0 AND d.subscription = told.value ->> 1 AND d.epoch = told.value ->> 2
+   AND d.epoch > 0 AND d.state IN (0, 1)
   CROSS JOIN routes AS r ON r.id = d.route;
 
 -- name: finish_all
 -- An epoch is drawn once only, so that event, subscription and epoch need not be compared as a triple.
 DELETE FROM deliveries
  WHERE (event_id, subscription) IN (SELECT value ->> 0, value ->> 1 FROM json_each(?1))
-   AND epoch IN (SELECT value ->> 2 FROM json_each(?1));
+   AND epoch IN (SELECT value ->> 2 FROM json_each(?1)) AND epoch > 0 AND state IN (0, 1);
 
 -- name: held
 -- What the fence lets through, for the outcomes that keep the row.
