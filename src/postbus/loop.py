@@ -3,15 +3,43 @@
 import threading
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from postbus.errors import StoreUnavailable
 from postbus.observe import logger
 
-__all__ = ["Loop", "Signal"]
+__all__ = ["Loop", "Signal", "Waiter"]
 
 LONGEST_PAUSE: Final = 5.0
 LOOK_EVERY: Final = 0.25
+
+
+class Waiter(Protocol):
+    """Something to wait at."""
+
+    def wait(self, timeout: float) -> bool:
+        """Return True when woken since the last call, False after `timeout` seconds."""
+        ...
+
+    def wake(self) -> None:
+        """Make the present or the next `wait` return at once."""
+        ...
+
+
+class _Doorbell:
+    """A waiter that only `wake` ends."""
+
+    def __init__(self) -> None:
+        self._rung = threading.Event()
+
+    def wait(self, timeout: float) -> bool:
+        rung = self._rung.wait(timeout) if timeout > 0 else self._rung.is_set()
+        self._rung.clear()
+        return rung
+
+    def wake(self) -> None:
+        if not self._rung.is_set():
+            self._rung.set()
 
 
 class Loop:
@@ -20,11 +48,11 @@ class Loop:
     A turn that raises is logged and tried again after a pause that grows: a loop never dies of one bad turn.
     """
 
-    def __init__(self, name: str, turn: Callable[[], float]) -> None:
-        """Prepare a loop that `start` sets going."""
+    def __init__(self, name: str, turn: Callable[[], float], waiter: Waiter | None = None) -> None:
+        """Prepare a loop that `start` sets going; `waiter` may end a pause early, as `wake` does."""
         self._name = name
         self._turn = turn
-        self._wake = threading.Event()
+        self._waiter = waiter or _Doorbell()
         self._stopping = False
         self._failures = 0
         self._thread = threading.Thread(target=self._run, name=f"postbus-{name}", daemon=True)
@@ -35,13 +63,12 @@ class Loop:
 
     def wake(self) -> None:
         """Have the next turn taken now."""
-        if not self._wake.is_set():
-            self._wake.set()
+        self._waiter.wake()
 
     def stop(self, timeout: float | None = None) -> bool:
         """Let the present turn end and take no more; return whether it ended within `timeout`."""
         self._stopping = True
-        self._wake.set()
+        self._waiter.wake()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(timeout)
         return not self._thread.is_alive()
@@ -49,9 +76,8 @@ class Loop:
     def _run(self) -> None:
         while not self._stopping:
             pause = self._take_turn()
-            if pause > 0 and not self._stopping:
-                self._wake.wait(pause)
-            self._wake.clear()
+            if not self._stopping:
+                self._waiter.wait(pause)
 
     def _take_turn(self) -> float:
         try:

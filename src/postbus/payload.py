@@ -11,7 +11,7 @@ holds one starts with a space, which tells `decode` to read it with the standard
 import json
 import marshal
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
@@ -35,9 +35,11 @@ MAX_TEXT: Final = 65_536
 MAX_PRIORITY: Final = 10
 MAX_DIGITS: Final = 4_300
 FIELDS: Final = frozenset(field.name for field in fields(NewEvent))
+_SIMPLE: Final = frozenset({"type", "payload"})
 BITS_A_DIGIT: Final = 3.3219
 _WIDE: Final = 1 << 63
 _PLAIN: Final = frozenset({str, dict, list, int, float, bool, type(None)})
+_BOXES: Final[frozenset[type[Any]]] = frozenset({dict, list})
 _STRICT: Final = orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS
 
 
@@ -54,11 +56,11 @@ class Draft(NamedTuple):
     payload: str
     value: Json
     """What the payload's text reads back as: a copy of the caller's object."""
-    metadata: str
-    delay: timedelta | None
-    at: datetime | None
-    priority: int
-    max_retries: int | None
+    metadata: str = "{}"
+    delay: timedelta | None = None
+    at: datetime | None = None
+    priority: int = 0
+    max_retries: int | None = None
 
 
 def encode(payload: Json) -> str:
@@ -95,26 +97,19 @@ def _encode(payload: Json) -> tuple[str, Json]:
 
 def _check_shape(payload: Json) -> None:
     """Raise InvalidPayloadError for what is too deep or has too many parts to be written at all."""
-    level: list[Any] = [payload] if type(payload) is dict or type(payload) is list else []
-    parts = 0
+    level: list[Any] = [payload] if type(payload) in _BOXES else []
     for _ in range(MAX_DEPTH + 1):
         if not level:
             return
-        parts += sum(map(len, level))
-        if parts > MAX_PAYLOAD:
+        if len(level) > MAX_PAYLOAD:
             raise InvalidPayloadError(f"the payload has more than {MAX_PAYLOAD:,} parts")
-        level = [
-            part
-            for box in level
-            for part in cast("Iterable[Any]", box.values() if type(box) is dict else box)
-            if type(part) is dict or type(part) is list
-        ]
+        level = [part for box in level for part in (box.values() if type(box) is dict else box) if type(part) in _BOXES]
     raise InvalidPayloadError(f"the payload is nested more than {MAX_DEPTH} levels deep")
 
 
 def decode(text: str) -> Json:
     """Return the payload that `encode` made this text from."""
-    return json.loads(text) if text.startswith(" ") else orjson.loads(text)
+    return orjson.loads(text) if text[0] != " " else json.loads(text)
 
 
 def parse(text: str | bytes) -> Json:
@@ -221,6 +216,9 @@ def draft(new: NewEvent | Mapping[str, Any]) -> Draft:
     """Validate an event to publish; raise InvalidEventError or InvalidPayloadError, naming what is wrong."""
     given = _given(new)
     get = given.get
+    if given.keys() <= _SIMPLE:
+        # Most events are a type and a payload.
+        return Draft(_uid(None), False, _type_of(get("type")), (), None, None, None, *_encode(get("payload")))
     kind, tags, uid, key, title, description = map(get, ("type", "tags", "uid", "key", "title", "description"))
     delay, at, priority, max_retries = map(get, ("delay", "at", "priority", "max_retries"))
     metadata = get("metadata")
@@ -229,7 +227,7 @@ def draft(new: NewEvent | Mapping[str, Any]) -> Draft:
     return Draft(
         _uid(uid),
         uid is not None,
-        _type(kind) if type(kind) is str else _name(kind, "type", MAX_TYPE),
+        _type_of(kind),
         () if tags is None or tags == () else _tags(tags),
         None if key is None else _name(key, "key", MAX_TYPE),
         None if title is None else _text(title, "title", MAX_TEXT),
@@ -254,6 +252,10 @@ def _given(new: object) -> Mapping[str, Any]:
         unknown = ", ".join(sorted(map(str, given.keys() - FIELDS)))
         raise InvalidEventError(f"an event has no field {unknown}; it has {', '.join(sorted(FIELDS))}")
     return given
+
+
+def _type_of(value: object) -> str:
+    return _type(value) if type(value) is str else _name(value, "type", MAX_TYPE)
 
 
 @lru_cache(maxsize=1_000)

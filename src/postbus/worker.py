@@ -57,15 +57,14 @@ class Worker:
         self._beat_every = settings.lease / 3
         self._watch = store.watch()
         self._claiming = Claiming(store, execution, self._worker_id, owner)
-        self._looking = Loop("claim", self._claim_turn)
+        self._looking = Loop("claim", self._claim_turn, self._watch)
         self._settling = Loop("settle", self._settle_turn)
         self._beating = Loop("heartbeat", self._heartbeat_turn)
-        self._watching = Loop("watch", self._watch_turn)
         self._overdue = Loop("timeouts", self._timeout_turn)
 
     @property
     def _loops(self) -> tuple[Loop, ...]:
-        return self._looking, self._settling, self._beating, self._watching, self._overdue
+        return self._looking, self._settling, self._beating, self._overdue
 
     @property
     def held(self) -> int:
@@ -97,7 +96,6 @@ class Worker:
             done = self.changed.wait_for(lambda: not self._held, 1.0)
         self._threads.stop()
         self._async.stop()
-        self._watch.wake()
         for loop in self._loops:
             loop.stop(timeout=5)
         self._settle_turn()
@@ -129,6 +127,7 @@ class Worker:
 
     def _claim_turn(self) -> float:
         """Claim for each subscription in turn; return how long nothing more is expected."""
+        self.changed.notify()
         names = self._execution.handlers.subscriptions()
         if not names or self._is_busy() or self.worn_out:
             return self._settings.poll_interval
@@ -273,12 +272,6 @@ class Worker:
         if max(seconds, SHORTEST_BEAT) < self._beat_every:
             self._beat_every = max(seconds, SHORTEST_BEAT)
             self._beating.wake()
-
-    def _watch_turn(self) -> float:
-        if self._watch.wait(self._settings.poll_interval):
-            self._looking.wake()
-            self.changed.notify()
-        return 0.0
 
     def _timeout_turn(self) -> float:
         self._threads.watch()

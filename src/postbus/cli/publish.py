@@ -108,8 +108,6 @@ def _event(value: Json) -> Fields:
     if not isinstance(value, dict):
         raise InvalidEventError('an event is an object such as {"type": "order.placed", "payload": {"order_id": 7}}')
     fields = cast("Fields", value)
-    if not isinstance(fields.get("metadata", {}), dict):
-        raise InvalidEventError("metadata must be an object of strings")
     try:
         return fields if fields.get("at") is None else {**fields, "at": parse_moment(str(fields["at"]))}
     except typer.BadParameter as error:

@@ -34,11 +34,11 @@ class Appending:
     def append(self, drafts: Sequence[Draft]) -> list[Event]:
         """Store events and make their deliveries; a uid known already stores nothing and returns the first event."""
         known = self._known(drafts)
-        identity = self._db.value("last_event")
+        identity = self._catalog.head
         events: list[Event] = []
         rows: list[Row] = []
-        ways: dict[tuple[Fanout, int], list[int]] = {}
-        now, fanout = self._now, self._catalog.fanout
+        ways: dict[tuple[str, tuple[str, ...], int, int], list[int]] = {}
+        now = self._now
         for draft in drafts:
             if draft.supplied and draft.uid in known:
                 events.append(_same(known[draft.uid], draft))
@@ -46,13 +46,14 @@ class Appending:
             identity += 1
             due = now if draft.at is None and draft.delay is None else self._due(draft)
             rows.append(_event_row(draft, identity, now))
-            ways.setdefault((fanout(self._db, draft.type, draft.tags, draft.priority), due), []).append(identity)
+            ways.setdefault((draft.type, draft.tags, draft.priority, due), []).append(identity)
             events.append(self._event(draft, identity, due))
             if draft.supplied:
                 known[draft.uid] = self._remember(draft, events[-1])
+        self._catalog.head = identity
         self._db.many("add_event", rows)
-        for (wanted, due), ids in ways.items():
-            self._deliver(wanted, due, ids)
+        for (kind, tags, priority, due), ids in ways.items():
+            self._deliver(self._catalog.fanout(self._db, kind, tags, priority), due, ids)
         return events
 
     def _deliver(self, wanted: Fanout, due: int, ids: list[int]) -> None:

@@ -29,6 +29,7 @@ class Catalog:
 
     def __init__(self) -> None:
         """Begin with nothing remembered."""
+        self.head = 0
         self.forget()
 
     def forget(self) -> None:
@@ -42,7 +43,7 @@ class Catalog:
 
     def refresh(self, db: Database) -> None:
         """Take in what has changed since the last time; `db` is inside a transaction."""
-        version, position = db.run("catalog_version")[0]
+        version, position, self.head = db.run("catalog_version")[0]
         if version != self._version:
             self.forget()
             self._load_subscriptions(db)

@@ -12,12 +12,13 @@ import apsw
 from postbus.errors import StoreUnavailable, UnsafeStore
 from postbus.store.queries import load_queries
 
-__all__ = ["SQL", "Database", "Row", "require_safe_sqlite", "translated"]
+__all__ = ["SQL", "Database", "Row", "require_safe_sqlite", "translate", "translated"]
 
 Row = tuple[Any, ...]
 SQL: Final = load_queries("postbus.store.sqlite")
 WITHOUT_WAL_RESET_BUG: Final = ((3_051_003, 4_000_000), (3_050_007, 3_051_000), (3_044_006, 3_045_000))
 BUSY_SECONDS: Final = 30.0
+PATIENT_AFTER: Final = 100
 CACHE_KIB: Final = 65_536
 CHECKPOINT_PAGES: Final = 4_000
 FULL: Final = 2
@@ -136,22 +137,31 @@ class _Patience:
             self._since = time.monotonic()
         elif time.monotonic() - self._since > BUSY_SECONDS:
             return False
-        time.sleep(self._chance.uniform(0.0002, min(0.0005 * (calls + 1), 0.01)))
+        time.sleep(self._chance.uniform(0.0002, 0.002 if calls < PATIENT_AFTER else 0.01))
         return True
 
 
 @contextmanager
 def translated(path: Path) -> Generator[None]:
-    """Turn SQLite's errors into postbus's, saying what happened to which file and what to do."""
+    """Turn SQLite's errors into postbus's for the length of a block."""
     try:
         yield
-    except (apsw.CorruptError, apsw.NotADBError) as error:
-        raise UnsafeStore(f"{path} is damaged or no SQLite file ({error}): restore it from a backup") from error
-    except apsw.FullError as error:
-        raise StoreUnavailable(f"{path}: the disk is full; nothing was stored") from error
-    except (apsw.BusyError, apsw.LockedError) as error:
-        raise StoreUnavailable(f"{path} stayed locked for {BUSY_SECONDS:.0f} s; nothing was stored") from error
-    except (apsw.IOError, apsw.CantOpenError, apsw.ReadOnlyError, apsw.PermissionsError) as error:
-        raise StoreUnavailable(f"{path} cannot be used ({error}); nothing was stored") from error
-    except (apsw.ConnectionClosedError, apsw.ThreadingViolationError) as error:
-        raise StoreUnavailable(f"{path} is closed") from error
+    except apsw.Error as error:
+        raise translate(path, error) from error
+
+
+def translate(path: Path, error: apsw.Error) -> Exception:
+    """Return the error postbus raises for one of SQLite's: what happened to which file, and what to do."""
+    match error:
+        case apsw.CorruptError() | apsw.NotADBError():
+            return UnsafeStore(f"{path} is damaged or no SQLite file ({error}): restore it from a backup")
+        case apsw.FullError():
+            return StoreUnavailable(f"{path}: the disk is full; nothing was stored")
+        case apsw.BusyError() | apsw.LockedError():
+            return StoreUnavailable(f"{path} stayed locked for {BUSY_SECONDS:.0f} s; nothing was stored")
+        case apsw.IOError() | apsw.CantOpenError() | apsw.ReadOnlyError() | apsw.PermissionsError():
+            return StoreUnavailable(f"{path} cannot be used ({error}); nothing was stored")
+        case apsw.ConnectionClosedError() | apsw.ThreadingViolationError():
+            return StoreUnavailable(f"{path} is closed")
+        case _:
+            return error

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from heapq import merge
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Final, NamedTuple, assert_never
 
 import orjson
@@ -83,11 +83,18 @@ class Leases:
         return found
 
     def _probe(self, routes: dict[int, None], selection: Selection, priority: int, limit: int) -> list[Candidate]:
-        chosen = list(routes)
-        if len(chosen) > EXACT_ROUTES:
-            chosen = self._next_turn(routes, selection, priority, max(ROTATING_ROUTES, limit))
-        step = -(-2 * limit // len(chosen)) if len(chosen) > 1 else limit
-        return list(islice(merge(*(self._due(route, step) for route in chosen)), limit))
+        if len(routes) <= EXACT_ROUTES:
+            return self._merged(list(routes), limit)
+        found: list[Candidate] = []
+        turn = self._turn(routes, selection.turns.get(priority, LOWEST))
+        while len(found) < limit and (chosen := list(islice(turn, ROTATING_ROUTES))):
+            found += self._merged(chosen, limit - len(found))
+            selection.turns[priority] = chosen[-1]
+        return found
+
+    def _merged(self, routes: list[int], limit: int) -> list[Candidate]:
+        step = -(-2 * limit // len(routes)) if len(routes) > 1 else limit
+        return list(islice(merge(*(self._due(route, step) for route in routes)), limit))
 
     def _due(self, route: int, step: int) -> Iterator[Candidate]:
         """Go through what is due on a route in order, fetched `step` rows at a time, as far as the caller goes."""
@@ -99,15 +106,11 @@ class Leases:
                 return
             due_at, event_id, *_ = rows[-1]
 
-    def _next_turn(self, routes: dict[int, None], selection: Selection, priority: int, count: int) -> list[int]:
-        """Return the next of many routes that hold something due, going round, so that each gets its turn."""
-        start = selection.turns.get(priority, LOWEST)
-        chosen = list(islice(self._present(routes, start), count))
-        if len(chosen) < count and start > LOWEST:
-            again = islice(self._present(routes, LOWEST), count - len(chosen))
-            chosen += [route for route in again if route <= start]
-        selection.turns[priority] = chosen[-1] if chosen else LOWEST
-        return chosen
+    def _turn(self, routes: dict[int, None], start: int) -> Iterator[int]:
+        """Go once round the many routes that hold something due, from where the last claim stopped: each gets its turn."""
+        yield from self._present(routes, start)
+        if start > LOWEST:
+            yield from takewhile(lambda route: route <= start, self._present(routes, LOWEST))
 
     def _present(self, routes: dict[int, None], after: int) -> Iterator[int]:
         return (row[0] for row in self._db.iterate("routes_with_due", (after, self._now)) if row[0] in routes)
@@ -134,24 +137,26 @@ class Leases:
         """Record outcomes; see the contract."""
         if len({each.lease for each in settlements}) < len(settlements):
             return [self._settle_one(each) for each in settlements]
-        done = [each for each in settlements if isinstance(each.outcome, Done)]
-        answers = dict.fromkeys((each.lease for each in done), Settled.APPLIED)
-        answers.update((each.lease, self._repeated(each)) for each in self._finish_all(done))
-        return [answers.get(each.lease) or self._settle_one(each) for each in settlements]
+        batches: dict[tuple[str, str], list[Settlement]] = {}
+        for each in settlements:
+            if isinstance(each.outcome, Done) and each.execution_time_ms is not None and each.status_code is None:
+                batches.setdefault((each.lease.subscription, each.worker_id), []).append(each)
+        finished: set[Lease] = set()
+        for (subscription, worker_id), batch in batches.items():
+            finished.update(self._finish_all(batch, subscription, worker_id))
+        return [Settled.APPLIED if each.lease in finished else self._settle_one(each) for each in settlements]
 
-    def _finish_all(self, settlements: Sequence[Settlement]) -> list[Settlement]:
-        """Finish what simply worked, the whole batch in two statements; return those whose epoch has passed."""
-        if not settlements:
-            return []
-        told = orjson.dumps(
-            [[*each.lease, each.worker_id, each.status_code, each.execution_time_ms] for each in settlements]
-        ).decode()
-        self._db.run("log_completed", (told, self._now))
-        lost: list[Settlement] = []
-        if self._db.changed() < len(settlements):
-            lost = [settlements[key] for (key,) in self._db.run("not_held", (told,))]
-        self._db.run("finish_all", (told,))
-        return lost
+    def _finish_all(self, batch: list[Settlement], subscription: str, worker_id: str) -> list[Lease]:
+        """Finish what simply worked, in three statements whatever the number; return those whose epoch still stood."""
+        asked = json_array(each.lease.event_id for each in batch)
+        rows: list[list[int]] = [orjson.loads(column) for column in self._db.run("epochs", (asked, subscription))[0]]
+        standing = dict(zip(*rows, strict=True))
+        held = [each for each in batch if standing.get(each.lease.event_id) == each.lease.epoch]
+        if held:
+            told = orjson.dumps([f"{each.lease.event_id} {each.execution_time_ms}" for each in held]).decode()
+            self._db.run("log_completed", (told, subscription, worker_id, self._now))
+            self._db.run("finish_all", (json_array(each.lease.event_id for each in held), subscription))
+        return [each.lease for each in held]
 
     def _end_row(self, told: Settlement, row: Held, errors: str | None) -> Row:
         action, status, error = _told(told)

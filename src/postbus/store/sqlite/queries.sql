@@ -1,9 +1,10 @@
 -- Every statement of the SQLite store. Parameters are positional.
 
 -- name: catalog_version
--- Two numbers tell whether subscriptions or routes have changed since they were last read.
+-- Two numbers tell whether subscriptions or routes have changed since they were last read; the third is the log's head.
 SELECT (SELECT value FROM meta WHERE key = 'catalog'),
-       coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'routes'), 0);
+       coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'routes'), 0),
+       coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'events'), 0);
 
 -- name: bump_catalog
 UPDATE meta SET value = value + 1 WHERE key = 'catalog';
@@ -39,10 +40,6 @@ DELETE FROM routes WHERE NOT EXISTS (SELECT 1 FROM deliveries WHERE deliveries.r
 
 -- name: count_routes
 SELECT count(*) FROM routes;
-
--- name: last_event
--- The sequence, not max(id): it remembers pruned ids.
-SELECT coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'events'), 0);
 
 -- name: add_event
 INSERT INTO events (id, uid, type, tags, key, title, description, payload, metadata, created_at, priority, max_retries)
@@ -115,8 +112,7 @@ UPDATE deliveries SET state = 1, due_at = ?3, epoch = ?4 + taken.key, attempt = 
 -- name: log_picked
 INSERT INTO event_log (event_id, subscription, action, created_at, status, attempt, epoch, worker_id)
 SELECT d.event_id, d.subscription, 'PICKED', d.claimed_at, 'PROCESSING', d.attempt, d.epoch, d.worker_id
-  FROM json_each(?1) AS taken CROSS JOIN deliveries AS d ON d.event_id = taken.value AND d.subscription = ?2
- ORDER BY taken.key;
+  FROM json_each(?1) AS taken CROSS JOIN deliveries AS d ON d.event_id = taken.value AND d.subscription = ?2;
 
 -- name: log
 INSERT INTO event_log (event_id, subscription, action, created_at, status, attempt, epoch, worker_id, status_code,
@@ -133,30 +129,27 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 -- The epoch is the fence: a late worker removes no row.
 DELETE FROM deliveries WHERE event_id = ? AND subscription = ? AND epoch = ?;
 
--- name: not_held
--- Of a whole batch of (event, subscription, epoch, …), the places of those whose epoch has passed.
-SELECT told.key FROM json_each(?1) AS told
- WHERE NOT EXISTS (SELECT 1 FROM deliveries AS d
-                    WHERE d.event_id = told.value ->> 0 AND d.subscription = told.value ->> 1
-                      AND d.epoch = told.value ->> 2 AND d.epoch > 0 AND d.state IN (0, 1));
+-- name: epochs
+-- The fence for a whole batch: the epochs that stand now, to be compared with those the settlements bring.
+SELECT json_group_array(d.event_id), json_group_array(d.epoch)
+  FROM json_each(?1) AS asked CROSS JOIN deliveries AS d ON d.event_id = asked.value AND d.subscription = ?2
+ WHERE d.epoch > 0 AND d.state IN (0, 1);
 
 -- name: log_completed
-INSERT INTO event_log (event_id, subscription, action, created_at, status, attempt, epoch, worker_id, status_code,
+-- Each told is "event_id milliseconds": reading a flat text is twice as fast as digging into nested JSON.
+INSERT INTO event_log (event_id, subscription, action, created_at, status, attempt, epoch, worker_id,
                        execution_time_ms, type, tags, priority, event_created_at, ready_at, claimed_at, retry_count,
                        errors)
-SELECT d.event_id, d.subscription, 'COMPLETED', ?2, 'COMPLETED', d.attempt, d.epoch, told.value ->> 3,
-       told.value ->> 4, told.value ->> 5, r.type, r.tags, r.priority, d.created_at, d.ready_at, d.claimed_at,
-       d.retry_count, d.errors
-  FROM json_each(?1) AS told CROSS JOIN deliveries AS d
-    ON d.event_id = told.value ->> 0 AND d.subscription = told.value ->> 1 AND d.epoch = told.value ->> 2
-   AND d.epoch > 0 AND d.state IN (0, 1)
-  CROSS JOIN routes AS r ON r.id = d.route;
+SELECT d.event_id, d.subscription, 'COMPLETED', ?4, 'COMPLETED', d.attempt, d.epoch, ?3,
+       CAST(substr(told.value, instr(told.value, ' ') + 1) AS REAL), r.type, r.tags, r.priority, d.created_at,
+       d.ready_at, d.claimed_at, d.retry_count, d.errors
+  FROM json_each(?1) AS told
+ CROSS JOIN deliveries AS d ON d.event_id = CAST(told.value AS INTEGER) AND d.subscription = ?2
+ CROSS JOIN routes AS r ON r.id = d.route;
 
 -- name: finish_all
--- An epoch is drawn once only, so that event, subscription and epoch need not be compared as a triple.
-DELETE FROM deliveries
- WHERE (event_id, subscription) IN (SELECT value ->> 0, value ->> 1 FROM json_each(?1))
-   AND epoch IN (SELECT value ->> 2 FROM json_each(?1)) AND epoch > 0 AND state IN (0, 1);
+-- Only what `epochs` let through in this very transaction.
+DELETE FROM deliveries WHERE event_id IN (SELECT value FROM json_each(?1)) AND subscription = ?2;
 
 -- name: held
 -- What the fence lets through, for the outcomes that keep the row.

@@ -220,7 +220,7 @@ class Reading:
         rates = {action: float(count) for action, count in self._db.run("recent_actions", (since,))}
         return Stats(
             events=self._db.value("count_events"),
-            head=self._db.value("last_event"),
+            head=self._catalog.head,
             subscriptions=self._queues(),
             rates=rates | {"published": float(self._db.value("recent_events", (since,)))},
             store_bytes=self._db.pragma("page_count") * self._db.pragma("page_size"),

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from postbus.clock import from_micros, to_micros
-from postbus.model import Action, AttemptError, Event, LogEntry, Status
+from postbus.model import Action, AttemptError, Delivery, Event, LogEntry, Status
 from postbus.payload import Draft, decode
 from postbus.store.sqlite.connection import Row
 
@@ -22,6 +22,7 @@ __all__ = [
     "json_array",
     "log_from_row",
     "moment",
+    "quick_delivery",
     "split_tags",
 ]
 
@@ -45,15 +46,29 @@ class Held(NamedTuple):
     claimed_at: int | None
 
 
-class _Unfrozen:
+class _UnfrozenEvent:
     """An event being filled in: the same slots, without the guard that makes setting a frozen one six times slower."""
 
     __slots__ = tuple(field.name for field in fields(Event))
 
 
+class _UnfrozenDelivery:
+    """A delivery being filled in."""
+
+    __slots__ = tuple(field.name for field in fields(Delivery))
+
+
+def quick_delivery(*values: Any) -> Delivery:
+    """Return `Delivery(*values)`, made at the speed that a batch of thousands asks for."""
+    made: Any = _UnfrozenDelivery()
+    made.event, made.lease, made.attempt, made.retry, made.worker_id, made.lease_until, made.suspect = values
+    made.__class__ = Delivery
+    return made
+
+
 def quick_event(*values: Any) -> Event:
     """Return `Event(*values)` for the first sixteen fields, made at the speed that a batch of thousands asks for."""
-    event: Any = _Unfrozen()
+    event: Any = _UnfrozenEvent()
     (
         event.id, event.uid, event.type, event.payload, event.tags, event.key, event.title, event.description,
         event.metadata, event.created_at, event.priority, event.max_retries, event.status, event.retry_count,

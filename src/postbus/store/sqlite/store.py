@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Final, TypeVar
 
+import apsw
 import orjson
 
 from postbus.breaker import BreakerState
@@ -46,12 +47,12 @@ from postbus.store.queries import load_migrations
 from postbus.store.sqlite.appending import Appending, CallersTransaction
 from postbus.store.sqlite.burials import Burials
 from postbus.store.sqlite.catalog import Catalog
-from postbus.store.sqlite.connection import Database, Row, translated
+from postbus.store.sqlite.connection import Database, Row, translate, translated
 from postbus.store.sqlite.inspection import inspect
 from postbus.store.sqlite.leases import Leases, Taken
 from postbus.store.sqlite.liveness import Liveness
 from postbus.store.sqlite.reading import Reading, dead_keys, tags_filter
-from postbus.store.sqlite.records import claimed_event, moment, split_tags
+from postbus.store.sqlite.records import claimed_event, moment, quick_delivery, split_tags
 from postbus.store.sqlite.watch import FileWatch
 
 __all__ = ["SqliteStore"]
@@ -158,7 +159,7 @@ class SqliteStore:
             policy = reading.catalog.subscription(claim.subscription).retry or claim.policy
             rows = reading.rows([each.event_id for each in taken])
             return tuple(
-                Delivery(
+                quick_delivery(
                     claimed_event(rows[each.event_id], each.retry_count, now),
                     Lease(each.event_id, claim.subscription, each.epoch),
                     each.attempt,
@@ -488,8 +489,10 @@ class SqliteStore:
 
     def _write(self, operation: Callable[[Database], R]) -> R:
         self._usable()
-        with translated(self._path):
+        try:
             return self._committer.run(operation)
+        except apsw.Error as error:
+            raise translate(self._path, error) from error
 
     def _write_catalogued(self, operation: Callable[[Database], R]) -> R:
         def refreshed(db: Database) -> R:
