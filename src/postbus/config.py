@@ -1,6 +1,5 @@
 """Settings: one frozen value. Defaults stand here and nowhere else; file < environment < arguments."""
 
-from pathlib import Path
 from typing import Any, Self
 
 from pydantic import Field, ValidationError
@@ -65,5 +64,5 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Read arguments, then the environment, then the file in the working directory."""
         del dotenv_settings, file_secret_settings
-        file = TomlConfigSettingsSource if Path("postbus.toml").is_file() else PyprojectTomlConfigSettingsSource
-        return init_settings, env_settings, file(settings_cls)
+        files = TomlConfigSettingsSource(settings_cls), PyprojectTomlConfigSettingsSource(settings_cls)
+        return init_settings, env_settings, *files

@@ -161,15 +161,17 @@ class Handlers:
     def matching(self, subscription: str, event: Event) -> tuple[Handler, ...]:
         """Return the handlers an event goes through, in order of registration."""
         key = (subscription, event.type, event.tags)
-        found = self._matching.get(key)
+        matching = self._matching
+        found = matching.get(key)
         if found is None:
             found = tuple(
                 each
                 for each in self.all()
                 if each.subscription == subscription and each.interest.wants(event.type, event.tags)
             )
-            if len(self._matching) < MAX_MATCHES:
-                self._matching[key] = found
+            if len(matching) < MAX_MATCHES:
+                # Into the table as it was: if a handler has come or gone meanwhile, there is a new one.
+                matching[key] = found
         return found
 
 

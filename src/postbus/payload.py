@@ -11,7 +11,7 @@ holds one starts with a space, which tells `decode` to read it with the standard
 import json
 import marshal
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
@@ -47,15 +47,15 @@ class Draft(NamedTuple):
     """A validated event, ready to be stored. `supplied` tells whether the producer chose the uid."""
 
     uid: str
-    supplied: bool
     type: str
-    tags: tuple[str, ...]
-    key: str | None
-    title: str | None
-    description: str | None
     payload: str
     value: Json
     """What the payload's text reads back as: a copy of the caller's object."""
+    supplied: bool = False
+    tags: tuple[str, ...] = ()
+    key: str | None = None
+    title: str | None = None
+    description: str | None = None
     metadata: str = "{}"
     delay: timedelta | None = None
     at: datetime | None = None
@@ -103,8 +103,12 @@ def _check_shape(payload: Json) -> None:
             return
         if len(level) > MAX_PAYLOAD:
             raise InvalidPayloadError(f"the payload has more than {MAX_PAYLOAD:,} parts")
-        level = [part for box in level for part in (box.values() if type(box) is dict else box) if type(part) in _BOXES]
+        level = [part for box in level for part in _parts(box) if type(part) in _BOXES]
     raise InvalidPayloadError(f"the payload is nested more than {MAX_DEPTH} levels deep")
+
+
+def _parts(box: Any) -> Iterable[Any]:
+    return cast("dict[str, Any]", box).values() if type(box) is dict else box
 
 
 def decode(text: str) -> Json:
@@ -218,7 +222,8 @@ def draft(new: NewEvent | Mapping[str, Any]) -> Draft:
     get = given.get
     if given.keys() <= _SIMPLE:
         # Most events are a type and a payload.
-        return Draft(_uid(None), False, _type_of(get("type")), (), None, None, None, *_encode(get("payload")))
+        text, value = _encode(get("payload"))
+        return Draft(_uid(None), _type_of(get("type")), text, value)
     kind, tags, uid, key, title, description = map(get, ("type", "tags", "uid", "key", "title", "description"))
     delay, at, priority, max_retries = map(get, ("delay", "at", "priority", "max_retries"))
     metadata = get("metadata")
@@ -226,13 +231,13 @@ def draft(new: NewEvent | Mapping[str, Any]) -> Draft:
         delay, at = _when(delay, at)
     return Draft(
         _uid(uid),
-        uid is not None,
         _type_of(kind),
+        *_encode(get("payload")),
+        uid is not None,
         () if tags is None or tags == () else _tags(tags),
         None if key is None else _name(key, "key", MAX_TYPE),
         None if title is None else _text(title, "title", MAX_TEXT),
         None if description is None else _text(description, "description", MAX_TEXT),
-        *_encode(get("payload")),
         "{}" if metadata is None else _metadata(metadata),
         delay,
         at,
@@ -326,7 +331,10 @@ def _when(delay: object, at: object) -> tuple[timedelta | None, datetime | None]
             raise InvalidEventError("give delay or at, not both")
         if not isinstance(at, datetime) or at.tzinfo is None:
             raise InvalidEventError("at must be an aware datetime: which time zone is meant?")
-        return None, at.astimezone(UTC)
+        try:
+            return None, at.astimezone(UTC)
+        except OverflowError:
+            raise InvalidEventError("at lies beyond the calendar in UTC") from None
     try:
         wait = delay if isinstance(delay, timedelta) else timedelta(seconds=cast("float", delay))
     except (TypeError, ValueError, OverflowError):

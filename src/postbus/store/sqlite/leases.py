@@ -107,7 +107,7 @@ class Leases:
             due_at, event_id, *_ = rows[-1]
 
     def _turn(self, routes: dict[int, None], start: int) -> Iterator[int]:
-        """Go once round the many routes that hold something due, from where the last claim stopped: each gets its turn."""
+        """Go once round the routes that hold something due, from where the last claim stopped: each gets its turn."""
         yield from self._present(routes, start)
         if start > LOWEST:
             yield from takewhile(lambda route: route <= start, self._present(routes, LOWEST))

@@ -9,9 +9,6 @@ SELECT (SELECT value FROM meta WHERE key = 'catalog'),
 -- name: bump_catalog
 UPDATE meta SET value = value + 1 WHERE key = 'catalog';
 
--- name: meta
-SELECT value FROM meta WHERE key = ?;
-
 -- name: subscriptions
 SELECT name, mode, patterns, tags, paused, lease, retry, created_at FROM subscriptions ORDER BY name;
 

@@ -1,0 +1,1 @@
+"""postbus and its peers, measured side by side in one run. `python -m bench --help` explains."""
