@@ -8,10 +8,11 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, Unpack
 
-from postbus.bus import EventBus, F, HandlerOptions, Subscriptions
+from postbus.bus import EventBus, F, HandlerOptions
 from postbus.dlq import DeadLetters
 from postbus.errors import EventBusShutdownError
 from postbus.store.contract import Transaction
+from postbus.subscriptions import Subscriptions
 
 __all__ = ["AsyncEventBus"]
 

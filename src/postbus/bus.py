@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, Literal, Self, TypedDict, TypeVar, Unpack
+from typing import Any, Self, TypedDict, TypeVar, Unpack
 from uuid import uuid4
 
 from postbus.breaker import Breaker
@@ -19,7 +19,6 @@ from postbus.clock import Clock
 from postbus.config import Settings
 from postbus.dlq import DeadLetters
 from postbus.errors import (
-    Conflict,
     Discard,
     EventBusShutdownError,
     InvalidRequest,
@@ -27,7 +26,7 @@ from postbus.errors import (
     NotFound,
 )
 from postbus.execution import Execution, describe
-from postbus.handlers import Handler, Handlers, OnError, check_subscription, make_handler
+from postbus.handlers import Handler, Handlers, OnError, make_handler
 from postbus.loop import Loop, Signal
 from postbus.model import (
     AttemptError,
@@ -36,13 +35,11 @@ from postbus.model import (
     DoneWithErrors,
     Event,
     HandlerRecord,
-    Mode,
     NewEvent,
     Outcome,
     Page,
     Stats,
     Status,
-    Subscription,
 )
 from postbus.observe import logger, probe
 from postbus.pattern import Interest, check_pattern
@@ -50,10 +47,11 @@ from postbus.payload import Draft, draft
 from postbus.retry import RetryPolicy
 from postbus.store import open_store
 from postbus.store.contract import Claim, Settled, Settlement, Store, Transaction
+from postbus.subscriptions import Subscriptions
 from postbus.upkeep import Upkeep, recover
 from postbus.worker import Worker
 
-__all__ = ["EventBus", "HandlerOptions", "Subscriptions"]
+__all__ = ["EventBus", "HandlerOptions"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 Seconds = float | timedelta
@@ -479,7 +477,7 @@ class EventBus:
         tags: Sequence[str] = (),
         limit: int = 20,
         offset: int = 0,
-        after: int | None = None,
+        after: int | str | None = None,
         subscription: str = "default",
     ) -> Page[Event]:
         """Return events newest first; `type` may be a pattern, any of the `tags` will do."""
@@ -520,65 +518,3 @@ class EventBus:
             return worker.run_due()
         finally:
             worker.stop(0)
-
-
-class Subscriptions:
-    """The named consumer groups over the log."""
-
-    def __init__(self, store: Store, actor: str) -> None:
-        """Work on a store; `actor` goes into the audit rows."""
-        self._store = store
-        self._actor = actor
-
-    def list(self) -> tuple[Subscription, ...]:
-        """Return all subscriptions by name."""
-        return self._store.subscriptions()
-
-    def create(
-        self,
-        name: str,
-        patterns: Sequence[str] | str = "*",
-        mode: Literal["queue", "ordered", "spark"] = "queue",
-        *,
-        tags: Sequence[str] = (),
-        lease: Seconds | None = None,
-        retry: RetryPolicy | None = None,
-        start: Literal["now", "beginning"] | int = "now",
-    ) -> Subscription:
-        """Make a subscription that gets what is published after `start`; raise Conflict if the name is taken."""
-        wanted = [patterns] if isinstance(patterns, str) else list(patterns)
-        if not wanted:
-            raise InvalidRequest("a subscription needs a pattern")
-        if isinstance(start, str) and start not in ("now", "beginning"):
-            raise InvalidRequest("start is 'now', 'beginning' or an id")
-        return self._store.create_subscription(
-            check_subscription(name),
-            [check_pattern(each) for each in wanted],
-            list(tags),
-            mode=Mode(mode),
-            lease=timedelta(seconds=lease) if isinstance(lease, int | float) else lease,
-            retry=retry,
-            start=start,
-        )
-
-    def ensure(self, name: str, pattern: str) -> None:
-        """Make sure a queue subscription exists and wants this pattern."""
-        if all(each.name != name for each in self.list()):
-            try:
-                self.create(name, pattern)
-            except Conflict:
-                logger.debug("subscription_made_elsewhere", extra={"subscription": name})
-        if self._store.widen_subscription(name, pattern):
-            logger.warning("subscription_widened", extra={"subscription": name, "pattern": pattern})
-
-    def pause(self, name: str) -> None:
-        """Have nothing more claimed from it; what runs goes on."""
-        self._store.pause_subscription(name, paused=True)
-
-    def resume(self, name: str) -> None:
-        """Have it claimed from again."""
-        self._store.pause_subscription(name, paused=False)
-
-    def delete(self, name: str) -> int:
-        """Remove it and its unfinished deliveries, each recorded in the audit log; return how many there were."""
-        return self._store.delete_subscription(name, self._actor)

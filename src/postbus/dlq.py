@@ -28,7 +28,7 @@ class DeadLetters:
         subscription: str | None = None,
         *,
         type: str | None = None,  # noqa: A002  the public word for it
-        after: str | None = None,
+        after: int | str | None = None,
     ) -> Page[DeadLetter]:
         """Return dead letters, the newest event first; `after` is `next` of the page before."""
         if limit < 1 or offset < 0:

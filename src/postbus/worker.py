@@ -89,7 +89,10 @@ class Worker:
         """
         deadline = time.monotonic() + timeout
         self._looking.stop()
-        self._hand_back(self._threads.take_back() + self._async.take_back())
+        unbegun = self._threads.take_back() + self._async.take_back()
+        self._hand_back(unbegun, timedelta(0))
+        for delivery in unbegun:
+            self._held.pop(delivery.lease, None)
         done = self.changed.wait_for(lambda: not self._held, deadline - time.monotonic())
         if not done:
             self._async.cancel()
@@ -234,7 +237,9 @@ class Worker:
         for settlement, result in zip(told, results, strict=True):
             if result is Settled.LOST:
                 logger.warning("lease_lost", extra=_fields(settlement.lease))
-        self._hand_back([each.delivery for each in batch if each.outcome is None], forget=False)
+        # Not at once, or a handler that is cancelled every time would keep the bus busy with nothing else.
+        later = timedelta(seconds=self._settings.poll_interval)
+        self._hand_back([each.delivery for each in batch if each.outcome is None], later)
 
     def _let_go(self, batch: list[Report]) -> None:
         mean = sum(each.execution_time_ms for each in batch) / len(batch) / 1000
@@ -248,13 +253,9 @@ class Worker:
         if not self._is_busy():
             self._looking.wake()
 
-    def _hand_back(self, deliveries: list[Delivery], *, forget: bool = True) -> None:
+    def _hand_back(self, deliveries: list[Delivery], delay: timedelta) -> None:
         if deliveries:
-            self._store.release([delivery.lease for delivery in deliveries], self._worker_id)
-        if forget:
-            for delivery in deliveries:
-                self._held.pop(delivery.lease, None)
-            self.changed.notify()
+            self._store.release([delivery.lease for delivery in deliveries], self._worker_id, delay)
 
     # ── heartbeat, wake-up, timeouts ─────────────────────────────────────────────────────────────────────────────
 

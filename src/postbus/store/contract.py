@@ -205,8 +205,8 @@ class Store(Protocol):
         """Let leases run `lease` from now (or as long as their subscription says); return the ones that are lost."""
         ...
 
-    def release(self, leases: Sequence[Lease], worker_id: str) -> int:
-        """Hand deliveries back, due at once and with the attempt given back; return how many were still held."""
+    def release(self, leases: Sequence[Lease], worker_id: str, delay: timedelta = timedelta(0)) -> int:
+        """Hand deliveries back, due after `delay` and with the attempt given back; return how many were still held."""
         ...
 
     def started(self, lease: Lease, worker_id: str) -> None:
@@ -261,12 +261,12 @@ class Store(Protocol):
         tags: Sequence[str],
         limit: int,
         offset: int,
-        after: int | None,
+        after: int | str | None,
     ) -> Page[Event]:
         """Return events newest first; `after` is the last id already seen. Without `status`: the whole log."""
         ...
 
-    def dead_letters(self, which: DeadFilter, *, limit: int, offset: int, after: str | None) -> Page[DeadLetter]:
+    def dead_letters(self, which: DeadFilter, *, limit: int, offset: int, after: int | str | None) -> Page[DeadLetter]:
         """Return dead letters, the newest event first."""
         ...
 

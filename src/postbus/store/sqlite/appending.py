@@ -12,7 +12,7 @@ from postbus.payload import Draft
 from postbus.store.sqlite.catalog import Catalog, Fanout
 from postbus.store.sqlite.connection import Database, Row
 from postbus.store.sqlite.reading import Reading
-from postbus.store.sqlite.records import event_from_draft, json_array, split_tags
+from postbus.store.sqlite.records import checksum, event_from_draft, json_array, split_tags
 
 __all__ = ["Appending", "CallersTransaction"]
 
@@ -120,11 +120,12 @@ class CallersTransaction:
 
 
 def _event_row(draft: Draft, identity: int, now: int) -> Row:
+    tags = ",".join(draft.tags)
     return (
         identity,
         draft.uid,
         draft.type,
-        ",".join(draft.tags),
+        tags,
         draft.key,
         draft.title,
         draft.description,
@@ -133,6 +134,7 @@ def _event_row(draft: Draft, identity: int, now: int) -> Row:
         now,
         draft.priority,
         draft.max_retries,
+        checksum(draft.uid, draft.type, tags, draft.payload),
     )
 
 

@@ -11,12 +11,13 @@ from datetime import timedelta
 import orjson
 
 from postbus.clock import from_micros
-from postbus.errors import NotFound
+from postbus.errors import NotFound, UnsafeStore
 from postbus.model import Mode, Subscription
 from postbus.pattern import Interest
 from postbus.retry import RetryPolicy
 from postbus.store.routes import Route, RouteBook, Selection, route_id
 from postbus.store.sqlite.connection import Database, Row
+from postbus.store.sqlite.records import decoding
 
 __all__ = ["Catalog", "Fanout"]
 
@@ -81,8 +82,11 @@ class Catalog:
         return self._book.select(subscription, interests, blocked)
 
     def route(self, identity: int) -> Route:
-        """Return what a route's id stands for."""
-        return self._book.by_id[identity]
+        """Return what a route's id stands for; raise UnsafeStore if nothing does."""
+        try:
+            return self._book.by_id[identity]
+        except KeyError:
+            raise UnsafeStore(f"a delivery is filed under route {identity}, which is not registered") from None
 
     def fanout(self, db: Database, event_type: str, tags: tuple[str, ...], priority: int) -> Fanout:
         """Return (subscription, route) for every queue that wants such an event, registering routes not seen before."""
@@ -123,13 +127,14 @@ class Catalog:
 
 def _subscription(row: Row) -> Subscription:
     name, mode, patterns, tags, paused, lease, retry, created_at = row
-    return Subscription(
-        name=name,
-        mode=Mode(mode),
-        patterns=tuple(orjson.loads(patterns)),
-        tags=tuple(orjson.loads(tags)),
-        paused=bool(paused),
-        lease=None if lease is None else timedelta(microseconds=lease),
-        retry=None if retry is None else RetryPolicy.from_dict(orjson.loads(retry)),
-        created_at=from_micros(created_at),
-    )
+    with decoding():
+        return Subscription(
+            name=name,
+            mode=Mode(mode),
+            patterns=tuple(orjson.loads(patterns)),
+            tags=tuple(orjson.loads(tags)),
+            paused=bool(paused),
+            lease=None if lease is None else timedelta(microseconds=lease),
+            retry=None if retry is None else RetryPolicy.from_dict(orjson.loads(retry)),
+            created_at=from_micros(created_at),
+        )

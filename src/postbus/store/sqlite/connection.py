@@ -12,13 +12,14 @@ import apsw
 from postbus.errors import StoreUnavailable, UnsafeStore
 from postbus.store.queries import load_queries
 
-__all__ = ["SQL", "Database", "Row", "require_safe_sqlite", "translate", "translated"]
+__all__ = ["SQL", "SQLITE_ERRORS", "Database", "Row", "require_safe_sqlite", "translate", "translated"]
 
 Row = tuple[Any, ...]
 SQL: Final = load_queries("postbus.store.sqlite")
 WITHOUT_WAL_RESET_BUG: Final = ((3_051_003, 4_000_000), (3_050_007, 3_051_000), (3_044_006, 3_045_000))
 BUSY_SECONDS: Final = 30.0
 PATIENT_AFTER: Final = 100
+SQLITE_ERRORS: Final = (apsw.Error, UnicodeDecodeError)
 CACHE_KIB: Final = 65_536
 CHECKPOINT_PAGES: Final = 4_000
 FULL: Final = 2
@@ -146,14 +147,14 @@ def translated(path: Path) -> Generator[None]:
     """Turn SQLite's errors into postbus's for the length of a block."""
     try:
         yield
-    except apsw.Error as error:
+    except SQLITE_ERRORS as error:
         raise translate(path, error) from error
 
 
-def translate(path: Path, error: apsw.Error) -> Exception:
+def translate(path: Path, error: Exception) -> Exception:
     """Return the error postbus raises for one of SQLite's: what happened to which file, and what to do."""
     match error:
-        case apsw.CorruptError() | apsw.NotADBError():
+        case apsw.CorruptError() | apsw.NotADBError() | apsw.SQLError() | UnicodeDecodeError():
             return UnsafeStore(f"{path} is damaged or no SQLite file ({error}): restore it from a backup")
         case apsw.FullError():
             return StoreUnavailable(f"{path}: the disk is full; nothing was stored")

@@ -284,16 +284,16 @@ class Leases:
         own = next((each.lease for each in self._catalog.subscriptions() if each.name == name), None)
         return (own or default) // _MICROS
 
-    def release(self, leases: Sequence[Lease], worker_id: str) -> int:
-        """Hand deliveries back, due now, the attempt given back."""
+    def release(self, leases: Sequence[Lease], worker_id: str, delay: timedelta) -> int:
+        """Hand deliveries back, the attempt given back."""
         if not leases:
             return 0
         first = self._draw(len(leases))
-        now = self._now
+        now, due = self._now, self._now + delay // _MICROS
         rows = self._db.many(
             "release",
             [
-                (now, now, now, epoch, lease.event_id, lease.subscription, lease.epoch)
+                (due, due, now, epoch, lease.event_id, lease.subscription, lease.epoch)
                 for epoch, lease in enumerate(leases, first)
             ],
         )

@@ -5,11 +5,16 @@ Not by pid: containers reuse pid 1, and hosts reuse any. The lock goes with the 
 
 import fcntl
 import os
-from collections.abc import Generator
+import time
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Final
 
 __all__ = ["Liveness"]
+
+NEW: Final = ".new"
+YOUNG_SECONDS: Final = 60
 
 
 class Liveness:
@@ -25,7 +30,7 @@ class Liveness:
         self._folder.mkdir(exist_ok=True)
         path = self._folder / owner
         # Locked under another name first: from its first moment on, the file named by the nonce is a locked one.
-        unlocked = path.with_suffix(".new")
+        unlocked = path.with_suffix(NEW)
         lock = os.open(unlocked, os.O_CREAT | os.O_RDWR, 0o644)
         closing = _closed_in_children(lock)
         try:
@@ -51,12 +56,23 @@ class Liveness:
             os.close(lock)
         return True
 
-    def sweep(self, holding: set[str]) -> None:
-        """Remove the files of dead processes; those still `holding` leases are needed to free them."""
-        if self._folder.is_dir():
-            for path in self._folder.iterdir():
-                if path.name not in holding and not path.suffix and self.is_dead(path.name):
-                    path.unlink(missing_ok=True)
+    def sweep(self, holding: Callable[[], set[str]]) -> None:
+        """Remove the files of dead processes, unless they still hold leases: those are needed to free them."""
+        if not self._folder.is_dir():
+            return
+        dead = [path for path in self._folder.iterdir() if self.is_dead(path.name) and not self._is_new(path)]
+        holders = holding() if dead else set[str]()
+        for path in dead:
+            if path.name not in holders:
+                path.unlink(missing_ok=True)
+
+    @staticmethod
+    def _is_new(path: Path) -> bool:
+        """Return whether a file may be about to be locked and named by its process."""
+        try:
+            return path.suffix == NEW and time.time() - path.stat().st_mtime < YOUNG_SECONDS
+        except FileNotFoundError:
+            return True
 
 
 def _closed_in_children(lock: int) -> "_Closer":

@@ -39,8 +39,9 @@ DELETE FROM routes WHERE NOT EXISTS (SELECT 1 FROM deliveries WHERE deliveries.r
 SELECT count(*) FROM routes;
 
 -- name: add_event
-INSERT INTO events (id, uid, type, tags, key, title, description, payload, metadata, created_at, priority, max_retries)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+INSERT INTO events (id, uid, type, tags, key, title, description, payload, metadata, created_at, priority, max_retries,
+                    checksum)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: add_deliveries
 -- Events that go the same way, straight from the log: half the cost of binding a row for each.
@@ -58,12 +59,12 @@ INSERT INTO dedup (uid, event_id, digest, created_at) VALUES (?, ?, ?, ?);
 DELETE FROM dedup WHERE uid IN (SELECT uid FROM dedup WHERE created_at < ? ORDER BY created_at LIMIT ?);
 
 -- name: event
-SELECT id, uid, type, tags, key, title, description, payload, metadata, created_at, priority, max_retries
+SELECT id, uid, type, tags, key, title, description, payload, metadata, created_at, priority, max_retries, checksum
   FROM events WHERE id = ?;
 
 -- name: events_by_id
 SELECT json_group_array(json_array(e.id, e.uid, e.type, e.tags, e.key, e.title, e.description, e.payload, e.metadata,
-                                   e.created_at, e.priority, e.max_retries))
+                                   e.created_at, e.priority, e.max_retries, e.checksum))
   FROM json_each(?1) AS wanted CROSS JOIN events AS e ON e.id = wanted.value;
 
 -- name: events_after
@@ -306,12 +307,13 @@ SELECT subscription, status, count(*) FROM event_log INDEXED BY event_log_comple
  WHERE status IN ('COMPLETED', 'COMPLETED_WITH_ERRORS') GROUP BY 1, 2;
 
 -- name: recent_actions
--- The newest rows only: a rate must not read the whole log.
-SELECT action, count(*) FROM (SELECT action, created_at FROM event_log ORDER BY id DESC LIMIT 100000)
- WHERE created_at > ? GROUP BY 1;
+-- Goes back from the newest row to the first that is too old: a rate must not read the whole log.
+SELECT action, count(*) FROM event_log
+ WHERE id > coalesce((SELECT id FROM event_log WHERE created_at <= ? ORDER BY id DESC LIMIT 1), 0) GROUP BY 1;
 
 -- name: recent_events
-SELECT count(*) FROM (SELECT created_at FROM events ORDER BY id DESC LIMIT 100000) WHERE created_at > ?;
+SELECT count(*) FROM events
+ WHERE id > coalesce((SELECT id FROM events WHERE created_at <= ? ORDER BY id DESC LIMIT 1), 0);
 
 -- name: free_pages
 PRAGMA freelist_count;

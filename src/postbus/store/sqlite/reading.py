@@ -27,7 +27,15 @@ from postbus.store.contract import DeadFilter, Work
 from postbus.store.routes import Selection
 from postbus.store.sqlite.catalog import Catalog
 from postbus.store.sqlite.connection import Database, Row
-from postbus.store.sqlite.records import decode_errors, event_from_row, json_array, log_from_row, moment, split_tags
+from postbus.store.sqlite.records import (
+    decode_errors,
+    decoding,
+    event_from_row,
+    json_array,
+    log_from_row,
+    moment,
+    split_tags,
+)
 
 __all__ = ["Reading", "dead_keys", "tags_filter"]
 
@@ -87,20 +95,21 @@ class Reading:
 
     def _live(self, row: Row) -> DeliveryState:
         subscription, state, due_at, attempt, retry_count, updated_at, worker_id, errors = row
-        leased = state == State.LEASED
-        waits = state == State.PENDING and due_at > self._now
-        return DeliveryState(
-            subscription=subscription,
-            status=State(state).status,
-            attempt=attempt,
-            retry_count=retry_count,
-            next_retry_at=moment(due_at) if waits else None,
-            updated_at=from_micros(updated_at),
-            worker_id=worker_id,
-            lease_until=moment(due_at) if leased else None,
-            lease_expired=leased and due_at <= self._now,
-            errors=decode_errors(errors),
-        )
+        with decoding():
+            leased = state == State.LEASED
+            waits = state == State.PENDING and due_at > self._now
+            return DeliveryState(
+                subscription=subscription,
+                status=State(state).status,
+                attempt=attempt,
+                retry_count=retry_count,
+                next_retry_at=moment(due_at) if waits else None,
+                updated_at=from_micros(updated_at),
+                worker_id=worker_id,
+                lease_until=moment(due_at) if leased else None,
+                lease_expired=leased and due_at <= self._now,
+                errors=decode_errors(errors),
+            )
 
     def logs(self, event_id: int) -> tuple[LogEntry, ...]:
         """Return an event's audit rows, oldest first."""
@@ -120,10 +129,10 @@ class Reading:
         *,
         limit: int,
         offset: int,
-        after: int | None,
+        after: int | str | None,
     ) -> Page[Event]:
         """Return a page of events, newest first."""
-        below = END_OF_TIME if after is None else after
+        below = END_OF_TIME if after is None else _number(str(after))
         rows = self._matching(self._ids(subscription, status, below), wanted)
         page = list(islice(rows, offset, offset + limit + 1))
         total, capped = self._total(self._ids(subscription, status, END_OF_TIME), wanted)
@@ -160,7 +169,7 @@ class Reading:
 
     # ── dead letters ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    def dead_letters(self, which: DeadFilter, limit: int, offset: int, after: str | None) -> Page[DeadLetter]:
+    def dead_letters(self, which: DeadFilter, limit: int, offset: int, after: int | str | None) -> Page[DeadLetter]:
         """Return a page of dead letters, the newest event first."""
         keys = islice(dead_keys(self._db, self._catalog, which, after), offset, offset + limit + 1)
         page = list(keys)
@@ -272,7 +281,7 @@ class Reading:
         return left
 
 
-def dead_keys(db: Database, catalog: Catalog, which: DeadFilter, after: str | None) -> Iterator[Row]:
+def dead_keys(db: Database, catalog: Catalog, which: DeadFilter, after: int | str | None) -> Iterator[Row]:
     """Go through (event id, subscription, created_at) of the dead letters that are meant, newest event first."""
     names = _names(catalog, which)
     if which.event_id is not None:
@@ -290,15 +299,20 @@ def _one_dead(db: Database, event_id: int, name: str) -> list[Row]:
     return [(row[0], row[1], row[7]) for row in db.run("dead_one", (event_id, name))]
 
 
-def _keyset(db: Database, after: str | None, name: str) -> tuple[int, int]:
+def _number(text: str) -> int:
+    if not text.isdecimal() or int(text) > END_OF_TIME:
+        raise InvalidRequest(f"after must be `next` of the page before, not {text!r:.40}")
+    return int(text)
+
+
+def _keyset(db: Database, after: int | str | None, name: str) -> tuple[int, int]:
     """Return below which (created_at, event id) a subscription's dead letters follow `after`, an `id:subscription`."""
     if after is None:
         return END_OF_TIME, END_OF_TIME
-    number, _, passed = after.partition(":")
-    if not number.isdecimal():
-        raise InvalidRequest(f"after must be `next` of the page before, not {after!r:.40}")
-    rows = db.run("event", (int(number),))
-    return rows[0][9] if rows else END_OF_TIME, int(number) + (name > passed)
+    number, _, passed = str(after).partition(":")
+    event_id = _number(number)
+    rows = db.run("event", (event_id,))
+    return rows[0][9] if rows else END_OF_TIME, event_id + (name > passed)
 
 
 def _meant(db: Database, which: DeadFilter, row: Row) -> bool:
@@ -311,18 +325,19 @@ def _meant(db: Database, which: DeadFilter, row: Row) -> bool:
 
 def _ended(row: Row) -> DeliveryState:
     subscription, _, status, attempt, retry_count, created_at, worker_id, errors = row
-    return DeliveryState(
-        subscription=subscription,
-        status=Status(status),
-        attempt=attempt or 0,
-        retry_count=retry_count or 0,
-        next_retry_at=None,
-        updated_at=from_micros(created_at),
-        worker_id=worker_id,
-        lease_until=None,
-        lease_expired=False,
-        errors=decode_errors(errors),
-    )
+    with decoding():
+        return DeliveryState(
+            subscription=subscription,
+            status=Status(status),
+            attempt=attempt or 0,
+            retry_count=retry_count or 0,
+            next_retry_at=None,
+            updated_at=from_micros(created_at),
+            worker_id=worker_id,
+            lease_until=None,
+            lease_expired=False,
+            errors=decode_errors(errors),
+        )
 
 
 def tags_filter(event_type: str | None, tags: Sequence[str]) -> Callable[[Row], bool] | None:

@@ -1,21 +1,26 @@
 """Rows to values and back: the one place that knows the order of columns."""
 
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from dataclasses import fields
 from datetime import datetime
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import orjson
 
 from postbus.clock import from_micros, to_micros
+from postbus.errors import UnsafeStore
 from postbus.model import Action, AttemptError, Delivery, Event, LogEntry, Status
 from postbus.payload import Draft, decode
 from postbus.store.sqlite.connection import Row
 
 __all__ = [
     "Held",
+    "checksum",
     "claimed_event",
     "decode_errors",
+    "decoding",
     "encode_errors",
     "event_from_draft",
     "event_from_row",
@@ -79,6 +84,25 @@ def quick_event(*values: Any) -> Event:
     return event
 
 
+@contextmanager
+def decoding() -> Generator[None]:
+    """Tell a row that makes no sense for what it is: damage."""
+    try:
+        yield
+    except (KeyError, OverflowError, TypeError, ValueError) as error:
+        raise UnsafeStore(f"the store holds a row that makes no sense ({error!r}): restore it from a backup") from error
+
+
+def checksum(uid: str, kind: str, tags: str, payload: str) -> int:
+    """Return what tells that an event's row was damaged on disk: SQLite itself keeps no checksum of content."""
+    return crc32(f"{uid}\n{kind}\n{tags}\n{payload}".encode())
+
+
+def _verify(row: Row) -> None:
+    if checksum(row[1], row[2], row[3], row[7]) != row[12]:
+        raise UnsafeStore(f"event {row[0]} was damaged on disk: restore it from a backup")
+
+
 def moment(micros: int | None) -> datetime | None:
     """Return the moment a nullable column holds."""
     return None if micros is None else from_micros(micros)
@@ -91,27 +115,30 @@ def split_tags(joined: str) -> tuple[str, ...]:
 
 def event_from_row(row: Row, **state: Any) -> Event:
     """Return an event from the columns of the `event` query; `state` fills how it stands."""
-    identity, uid, kind, tags, key, title, description, payload, metadata, created_at, priority, max_retries = row
+    identity, uid, kind, tags, key, title, description, payload, metadata, created_at, priority, max_retries, _ = row
     state.setdefault("max_retries", max_retries)
-    return Event(
-        identity,
-        uid,
-        kind,
-        decode(payload),
-        split_tags(tags),
-        key,
-        title,
-        description,
-        orjson.loads(metadata) if metadata != "{}" else {},
-        from_micros(created_at),
-        priority,
-        **state,
-    )
+    with decoding():
+        _verify(row)
+        return Event(
+            identity,
+            uid,
+            kind,
+            decode(payload),
+            split_tags(tags),
+            key,
+            title,
+            description,
+            orjson.loads(metadata) if metadata != "{}" else {},
+            from_micros(created_at),
+            priority,
+            **state,
+        )
 
 
 def claimed_event(row: Row, retry_count: int, now: datetime) -> Event:
     """Return the event of a delivery just leased: `event_from_row` without its ceremony, for the busiest path."""
-    identity, uid, kind, tags, key, title, description, payload, metadata, created_at, priority, max_retries = row
+    identity, uid, kind, tags, key, title, description, payload, metadata, created_at, priority, max_retries, _ = row
+    _verify(row)
     return quick_event(
         identity,
         uid,
@@ -157,15 +184,9 @@ def event_from_draft(draft: Draft, identity: int, created_at: datetime, due: dat
 def log_from_row(row: Row) -> LogEntry:
     """Return an audit row from the columns of the `log_of` query."""
     identity, event_id, subscription, action, created_at, status, *rest = row
-    return LogEntry(
-        identity,
-        event_id,
-        subscription,
-        Action(action),
-        from_micros(created_at),
-        None if status is None else Status(status),
-        *rest,
-    )
+    with decoding():
+        told = None if status is None else Status(status)
+        return LogEntry(identity, event_id, subscription, Action(action), from_micros(created_at), told, *rest)
 
 
 def encode_errors(errors: Iterable[AttemptError]) -> str:
@@ -190,10 +211,11 @@ def decode_errors(text: str | None) -> tuple[AttemptError, ...]:
     """Return the errors of a delivery, one an attempt, oldest first."""
     if text is None:
         return ()
-    entries: list[dict[str, Any]] = orjson.loads(text)
-    for entry in entries:
-        entry["at"] = moment(entry["at"])
-    return tuple(AttemptError(**entry) for entry in entries)
+    with decoding():
+        entries: list[dict[str, Any]] = orjson.loads(text)
+        for entry in entries:
+            entry["at"] = moment(entry["at"])
+        return tuple(AttemptError(**entry) for entry in entries)
 
 
 def json_array(values: Iterable[int]) -> str:

@@ -13,7 +13,7 @@ import orjson
 
 from postbus.breaker import BreakerState
 from postbus.clock import Clock, from_micros, to_micros
-from postbus.errors import Conflict, EventBusShutdownError, StoreUnavailable
+from postbus.errors import Conflict, EventBusShutdownError, StoreUnavailable, UnsafeStore
 from postbus.model import (
     DeadLetter,
     Delivery,
@@ -47,17 +47,18 @@ from postbus.store.queries import load_migrations
 from postbus.store.sqlite.appending import Appending, CallersTransaction
 from postbus.store.sqlite.burials import Burials
 from postbus.store.sqlite.catalog import Catalog
-from postbus.store.sqlite.connection import Database, Row, translate, translated
+from postbus.store.sqlite.connection import SQLITE_ERRORS, Database, Row, translate, translated
 from postbus.store.sqlite.inspection import inspect
 from postbus.store.sqlite.leases import Leases, Taken
 from postbus.store.sqlite.liveness import Liveness
 from postbus.store.sqlite.reading import Reading, dead_keys, tags_filter
-from postbus.store.sqlite.records import claimed_event, moment, quick_delivery, split_tags
+from postbus.store.sqlite.records import claimed_event, decoding, moment, quick_delivery, split_tags
 from postbus.store.sqlite.watch import FileWatch
 
 __all__ = ["SqliteStore"]
 
 R = TypeVar("R")
+APPLICATION_ID: Final = int.from_bytes(b"post")
 DEDUP_WINDOW: Final = timedelta(days=7)
 HANDLER_MEMORY: Final = timedelta(days=7)
 CHUNK: Final = 1_000
@@ -66,7 +67,10 @@ ENOUGH_FREE_PAGES: Final = 2_000
 
 
 class SqliteStore:
-    """A `Store` in a file that postbus alone opens. Safe to use from many threads, and from many processes."""
+    """A `Store` in a file that postbus alone opens. Safe to use from many threads, and from many processes.
+
+    What each method promises stands in the contract.
+    """
 
     def __init__(self, path: Path, clock: Clock, *, auto_migrate: bool = True) -> None:
         """Open the file, making and migrating it if allowed; raise UnsafeStore, SchemaMismatch, StoreUnavailable."""
@@ -87,15 +91,12 @@ class SqliteStore:
 
     @property
     def url(self) -> str:
-        """The file as a URL."""
         return f"sqlite:///{self._path}"
 
     def now(self) -> datetime:
-        """Return the process's time, by the clock it was given."""
         return self._clock.now()
 
     def close(self) -> None:
-        """Close every connection; a second call does nothing."""
         with self._lock:
             if self._closed:
                 return
@@ -110,17 +111,20 @@ class SqliteStore:
     # ── publishing ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def publish(self, drafts: Sequence[Draft]) -> list[Event]:
-        """Append events and their deliveries."""
         events = self._write(lambda db: self._appending(db).append(drafts))
         self._wake()
         return events
 
     @contextmanager
     def transaction(self) -> Generator[Transaction]:
-        """Hold the file's one write transaction for the caller; other writers wait until it ends."""
         self._usable()
-        with translated(self._path), self._committer.exclusive() as db:
-            yield CallersTransaction(db, self._appending(db))
+        try:
+            with self._committer.exclusive() as db:
+                yield CallersTransaction(db, self._appending(db))
+        except apsw.SQLError:
+            raise  # a mistake in a statement of the caller's own
+        except SQLITE_ERRORS as error:
+            raise translate(self._path, error) from error
         self._wake()
 
     def _appending(self, db: Database) -> Appending:
@@ -130,7 +134,6 @@ class SqliteStore:
     # ── the lease verbs ──────────────────────────────────────────────────────────────────────────────────────────
 
     def claim(self, claim: Claim) -> Claimed:
-        """Lease due deliveries to a worker."""
         key = (claim.subscription, claim.interests, claim.blocked)
         if key not in self._hot:
             with self._read() as reading:
@@ -158,46 +161,41 @@ class SqliteStore:
         with self._read() as reading:
             policy = reading.catalog.subscription(claim.subscription).retry or claim.policy
             rows = reading.rows([each.event_id for each in taken])
-            return tuple(
-                quick_delivery(
-                    claimed_event(rows[each.event_id], each.retry_count, now),
-                    Lease(each.event_id, claim.subscription, each.epoch),
-                    each.attempt,
-                    policy,
-                    claim.worker_id,
-                    until,
-                    each.suspect,
+            with decoding():
+                return tuple(
+                    quick_delivery(
+                        claimed_event(rows[each.event_id], each.retry_count, now),
+                        Lease(each.event_id, claim.subscription, each.epoch),
+                        each.attempt,
+                        policy,
+                        claim.worker_id,
+                        until,
+                        each.suspect,
+                    )
+                    for each in taken
                 )
-                for each in taken
-            )
 
     def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
-        """Record how deliveries ended."""
         results = self._write_catalogued(lambda db: self._leases(db).settle(settlements))
         self._wake()
         return results
 
     def extend(self, leases: Sequence[Lease], lease: timedelta) -> set[Lease]:
-        """Let leases run on."""
         return self._write_catalogued(lambda db: self._leases(db).extend(leases, lease))
 
-    def release(self, leases: Sequence[Lease], worker_id: str) -> int:
-        """Hand deliveries back."""
-        count = self._write(lambda db: self._leases(db).release(leases, worker_id))
+    def release(self, leases: Sequence[Lease], worker_id: str, delay: timedelta = timedelta(0)) -> int:
+        count = self._write(lambda db: self._leases(db).release(leases, worker_id, delay))
         self._wake()
         return count
 
     def started(self, lease: Lease, worker_id: str) -> None:
-        """Record that work has begun."""
         self._write(lambda db: self._leases(db).started(lease, worker_id))
 
     def reset(self, event_id: int, subscription: str, reason: str, actor: str) -> None:
-        """Make a leased or scheduled delivery due now."""
         self._write(lambda db: self._leases(db).reset(event_id, subscription, reason, actor))
         self._wake()
 
     def expire(self, owners: Iterable[str] | None, policy: RetryPolicy, limit: int = 10_000) -> int:
-        """End leases that ran out, or those of dead processes."""
         wanted = None if owners is None else tuple(owners)
         if wanted is None and not self._any_expired():
             return 0
@@ -211,16 +209,13 @@ class SqliteStore:
             return bool(reading.db.run("expired_leases", (to_micros(self.now()), 1)))
 
     def owners(self) -> set[str]:
-        """Return the nonces of the processes that hold leases."""
         with self._read() as reading:
             return {row[0] for row in reading.db.run("lease_owners")}
 
     def mark_alive(self, owner: str) -> AbstractContextManager[None]:
-        """Hold the lock file of this process."""
         return self._liveness.holding(owner)
 
     def is_dead(self, owner: str) -> bool:
-        """Return whether a process on this host is surely dead."""
         return self._liveness.is_dead(owner)
 
     def _leases(self, db: Database) -> Leases:
@@ -229,22 +224,18 @@ class SqliteStore:
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def work(self, subscription: str, interests: tuple[Interest, ...]) -> Work:
-        """Tell what some interests have left to do."""
         with self._read() as reading:
             return reading.work(subscription, reading.catalog.select(subscription, interests))
 
     def settled(self, event_id: int, subscriptions: Iterable[str]) -> bool:
-        """Return whether an event is finished or dead in all of these."""
         with self._read() as reading:
             return reading.settled(event_id, subscriptions)
 
     def get(self, event_id: int, subscription: str) -> Event:
-        """Return an event and how it stands."""
         with self._read() as reading:
             return reading.event(event_id, subscription)
 
     def logs(self, event_id: int) -> tuple[LogEntry, ...]:
-        """Return an event's audit rows."""
         with self._read() as reading:
             return reading.logs(event_id)
 
@@ -257,38 +248,32 @@ class SqliteStore:
         tags: Sequence[str],
         limit: int,
         offset: int,
-        after: int | None,
+        after: int | str | None,
     ) -> Page[Event]:
-        """Return a page of events, newest first."""
         with self._read() as reading:
             wanted = tags_filter(type, tags)
             return reading.events(subscription, status, wanted, limit=limit, offset=offset, after=after)
 
     def stats(self) -> Stats:
-        """Return the bus in figures."""
         with self._read() as reading:
             return reading.stats()
 
     def inspect(self, *, deep: bool) -> tuple[Finding, ...]:
-        """Return what can be said of the file and its settings."""
         with self._read() as reading:
             return inspect(reading.db, self._path, deep=deep)
 
     # ── dead letters ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    def dead_letters(self, which: DeadFilter, *, limit: int, offset: int, after: str | None) -> Page[DeadLetter]:
-        """Return a page of dead letters, the newest event first."""
+    def dead_letters(self, which: DeadFilter, *, limit: int, offset: int, after: int | str | None) -> Page[DeadLetter]:
         with self._read() as reading:
             return reading.dead_letters(which, limit, offset, after)
 
     def retry_dead(self, which: DeadFilter, actor: str, progress: Callable[[int], None] | None = None) -> int:
-        """Make dead letters pending again."""
         count = self._in_chunks(which, lambda db, keys: self._burials(db, actor).revive(keys), progress)
         self._wake()
         return count
 
     def purge_dead(self, which: DeadFilter, actor: str, progress: Callable[[int], None] | None = None) -> int:
-        """Remove dead letters."""
         return self._in_chunks(which, lambda db, keys: self._burials(db, actor).purge(keys), progress)
 
     def _in_chunks(
@@ -314,7 +299,6 @@ class SqliteStore:
     # ── subscriptions ────────────────────────────────────────────────────────────────────────────────────────────
 
     def subscriptions(self) -> tuple[Subscription, ...]:
-        """Return all subscriptions by name."""
         with self._read() as reading:
             return reading.catalog.subscriptions()
 
@@ -329,7 +313,6 @@ class SqliteStore:
         retry: RetryPolicy | None,
         start: str | int,
     ) -> Subscription:
-        """Make a subscription; the write lock shuts publishers out meanwhile."""
         row = (
             name,
             mode,
@@ -356,7 +339,6 @@ class SqliteStore:
         return created
 
     def widen_subscription(self, name: str, pattern: str) -> bool:
-        """Let a subscription want one pattern more."""
 
         def widen(db: Database) -> bool:
             self._catalog.refresh(db)
@@ -370,7 +352,6 @@ class SqliteStore:
         return self._write(widen)
 
     def pause_subscription(self, name: str, paused: bool) -> None:  # noqa: FBT001  the state itself
-        """Stop or let go on what is claimed."""
 
         def pause(db: Database) -> None:
             self._catalog.refresh(db)
@@ -382,7 +363,6 @@ class SqliteStore:
         self._wake()
 
     def delete_subscription(self, name: str, actor: str) -> int:
-        """Remove a subscription and what it has not finished."""
 
         def delete(db: Database) -> int:
             self._catalog.refresh(db)
@@ -397,7 +377,6 @@ class SqliteStore:
     # ── handlers, breakers, housekeeping ─────────────────────────────────────────────────────────────────────────
 
     def register_handlers(self, handlers: Sequence[HandlerRecord]) -> None:
-        """Store, or see again, what a process handles."""
         rows = [
             (each.id, each.name, each.subscription, each.pattern, ",".join(each.tags), each.worker_id, each.owner,
              to_micros(each.seen_at))
@@ -406,14 +385,12 @@ class SqliteStore:
         self._write(lambda db: db.many("see_handler", rows))
 
     def forget_handlers(self, owner: str, ids: Sequence[str] | None = None) -> None:
-        """Remove a process's handlers."""
         if ids is None:
             self._write(lambda db: db.run("forget_owner", (owner,)))
         else:
             self._write(lambda db: db.many("forget_handler", [(owner, each) for each in ids]))
 
     def handlers(self) -> tuple[HandlerRecord, ...]:
-        """Return what all processes have registered."""
         with self._read() as reading:
             return tuple(
                 HandlerRecord(identity, name, subscription, pattern, split_tags(tags), worker, owner, from_micros(seen))
@@ -421,12 +398,10 @@ class SqliteStore:
             )
 
     def breaker(self, name: str) -> BreakerState:
-        """Return how a breaker stands."""
         with self._read() as reading:
             return _breaker(reading.db, name)
 
     def change_breaker(self, name: str, change: Callable[[BreakerState], BreakerState | None]) -> BreakerState:
-        """Move a breaker on, atomically."""
 
         def move(db: Database) -> BreakerState:
             state = _breaker(db, name)
@@ -445,7 +420,6 @@ class SqliteStore:
         return state
 
     def tidy(self) -> int:
-        """Remove old uids, handlers not seen for long, routes nothing is filed under; give free pages back."""
 
         def clean(db: Database) -> int:
             db.run("drop_old_uids", (to_micros(self.now() - DEDUP_WINDOW), CHUNK))
@@ -460,11 +434,12 @@ class SqliteStore:
                 db.run("give_back_pages")
             return removed
 
-        self._liveness.sweep(self.owners())
+        self._liveness.sweep(self.owners)
+        for owner in {each.owner for each in self.handlers() if self.is_dead(each.owner)}:
+            self.forget_handlers(owner)
         return self._write(clean)
 
     def watch(self) -> Watch:
-        """Return a new watch on the file."""
         watch = FileWatch(self._open_reader, self._unwatch)
         with self._lock:
             self._watches.append(watch)
@@ -491,7 +466,7 @@ class SqliteStore:
         self._usable()
         try:
             return self._committer.run(operation)
-        except apsw.Error as error:
+        except SQLITE_ERRORS as error:
             raise translate(self._path, error) from error
 
     def _write_catalogued(self, operation: Callable[[Database], R]) -> R:
@@ -534,12 +509,15 @@ class _Schema:
         self._db = db
 
     def version(self) -> int:
-        return self._db.pragma("user_version")
+        version = self._db.pragma("user_version")
+        if version and self._db.pragma("application_id") != APPLICATION_ID:
+            raise UnsafeStore("this SQLite file belongs to another program: choose another file")
+        return version
 
     def apply(self, number: int, sql: str) -> None:
         with self._committer.exclusive() as db:
             if db.pragma("user_version") == number - 1:
-                db.script(f"{sql}; PRAGMA user_version = {number:d}")
+                db.script(f"{sql}; PRAGMA application_id = {APPLICATION_ID:d}; PRAGMA user_version = {number:d}")
 
 
 def _breaker(db: Database, name: str) -> BreakerState:

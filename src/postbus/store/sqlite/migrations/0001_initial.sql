@@ -15,7 +15,8 @@ CREATE TABLE events (
     metadata TEXT NOT NULL,
     created_at INTEGER NOT NULL,
     priority INTEGER NOT NULL,
-    max_retries INTEGER
+    max_retries INTEGER,
+    checksum INTEGER NOT NULL
 );
 
 CREATE TABLE subscriptions (

@@ -1,0 +1,77 @@
+"""The named consumer groups over the log: list, make, pause, delete."""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Literal
+
+from postbus.errors import Conflict, InvalidRequest
+from postbus.handlers import check_subscription
+from postbus.model import Mode, Subscription
+from postbus.observe import logger
+from postbus.pattern import check_pattern
+from postbus.retry import RetryPolicy
+from postbus.store.contract import Store
+
+__all__ = ["Subscriptions"]
+
+
+class Subscriptions:
+    """The named consumer groups over the log."""
+
+    def __init__(self, store: Store, actor: str) -> None:
+        """Work on a store; `actor` goes into the audit rows."""
+        self._store = store
+        self._actor = actor
+
+    def list(self) -> tuple[Subscription, ...]:
+        """Return all subscriptions by name."""
+        return self._store.subscriptions()
+
+    def create(
+        self,
+        name: str,
+        patterns: Sequence[str] | str = "*",
+        mode: Literal["queue", "ordered", "spark"] = "queue",
+        *,
+        tags: Sequence[str] = (),
+        lease: float | timedelta | None = None,
+        retry: RetryPolicy | None = None,
+        start: Literal["now", "beginning"] | int = "now",
+    ) -> Subscription:
+        """Make a subscription that gets what is published after `start`; raise Conflict if the name is taken."""
+        wanted = [patterns] if isinstance(patterns, str) else list(patterns)
+        if not wanted:
+            raise InvalidRequest("a subscription needs a pattern")
+        if isinstance(start, str) and start not in ("now", "beginning"):
+            raise InvalidRequest("start is 'now', 'beginning' or an id")
+        return self._store.create_subscription(
+            check_subscription(name),
+            [check_pattern(each) for each in wanted],
+            list(tags),
+            mode=Mode(mode),
+            lease=timedelta(seconds=lease) if isinstance(lease, int | float) else lease,
+            retry=retry,
+            start=start,
+        )
+
+    def ensure(self, name: str, pattern: str) -> None:
+        """Make sure a queue subscription exists and wants this pattern."""
+        if all(each.name != name for each in self.list()):
+            try:
+                self.create(name, pattern)
+            except Conflict:
+                logger.debug("subscription_made_elsewhere", extra={"subscription": name})
+        if self._store.widen_subscription(name, pattern):
+            logger.warning("subscription_widened", extra={"subscription": name, "pattern": pattern})
+
+    def pause(self, name: str) -> None:
+        """Have nothing more claimed from it; what runs goes on."""
+        self._store.pause_subscription(name, paused=True)
+
+    def resume(self, name: str) -> None:
+        """Have it claimed from again."""
+        self._store.pause_subscription(name, paused=False)
+
+    def delete(self, name: str) -> int:
+        """Remove it and its unfinished deliveries, each recorded in the audit log; return how many there were."""
+        return self._store.delete_subscription(name, self._actor)

@@ -1,0 +1,547 @@
+"""What a worker does with an event: handlers in order, retries, dead letters with their diagnosis."""
+
+import asyncio
+import logging
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from postbus import Context, Discard, Event, EventBus, LeaseLost, RetryLater, RetryPolicy, Status
+from postbus.testing import FrozenClock, drain
+
+
+def failures(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+    """Return the fields of the entries on failed attempts."""
+    return [vars(record) for record in caplog.records if record.getMessage() == "attempt_failed"]
+
+
+# ── running ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_plain_and_async_handlers_both_run(bus: EventBus):
+    """Each event goes to the handlers that match it (S0.7, S1.3)."""
+    ran: list[str] = []
+
+    @bus.on("plain")
+    def plain(event: Event) -> None:
+        ran.append(event.type)
+
+    @bus.on("async")
+    async def awaited(event: Event) -> None:
+        await asyncio.sleep(0)
+        ran.append(event.type)
+
+    with bus:
+        bus.publish("plain")
+        bus.publish("async")
+        bus.wait_idle(timeout=10)
+    assert sorted(ran) == ["async", "plain"]
+
+
+def test_handlers_of_one_event_run_one_after_another(bus: EventBus):
+    """Never two at once, in order of registration, plain or async (S1.7)."""
+    running, most, order = 0, 0, []
+    lock = threading.Lock()
+
+    def enter(name: str) -> None:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+            order.append(name)
+
+    def leave() -> None:
+        nonlocal running
+        with lock:
+            running -= 1
+
+    @bus.on("*")
+    def first(_: Event) -> None:
+        enter("first")
+        leave()
+
+    @bus.on("*")
+    async def second(_: Event) -> None:
+        enter("second")
+        await asyncio.sleep(0.01)
+        leave()
+
+    @bus.on("*")
+    def third(_: Event) -> None:
+        enter("third")
+        leave()
+
+    with bus:
+        bus.publish("a", wait=True, timeout=10)
+    assert (order, most) == (["first", "second", "third"], 1)
+
+
+def test_different_events_run_at_the_same_time(make_bus: Callable[..., EventBus]):
+    """As many as the concurrency allows meet at a barrier (S0.7)."""
+    for handler_kind in ("plain", "async"):
+        bus = make_bus(concurrency=4)
+        met = threading.Barrier(4)
+        arrived = 0
+        together = asyncio.Event()
+
+        def plain(_: Event, met: threading.Barrier = met) -> None:
+            met.wait(10)
+
+        async def awaited(_: Event, together: asyncio.Event = together) -> None:
+            nonlocal arrived
+            arrived += 1
+            if arrived == 4:
+                together.set()
+            await asyncio.wait_for(together.wait(), 10)
+
+        bus.subscribe("*", plain if handler_kind == "plain" else awaited, retry={"max_retries": 0})
+        events = bus.publish_many([{"type": "a"}] * 4)
+        with bus:
+            bus.wait_idle(timeout=10)
+            assert {bus.get(event.id).status for event in events} == {Status.COMPLETED}
+
+
+def test_no_more_run_at_once_than_the_concurrency_allows(make_bus: Callable[..., EventBus]):
+    """Two of twenty at a time (S0.7)."""
+    bus = make_bus(concurrency=2)
+    running, most = 0, 0
+    lock = threading.Lock()
+
+    @bus.on("*")
+    def handle(_: Event) -> None:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        threading.Event().wait(0.005)
+        with lock:
+            running -= 1
+
+    bus.publish_many([{"type": "a"}] * 20)
+    with bus:
+        bus.wait_idle(timeout=10)
+    assert most == 2
+
+
+def test_every_event_ends_completed_or_dead_with_its_diagnosis(bus: EventBus):
+    """A mix of handlers that work, fail, recover and discard: nothing is left, nothing is lost (S1.1, I9)."""
+    seen: dict[int, int] = {}
+
+    @bus.on("*", retry=RetryPolicy(max_retries=2, base_delay=0.001, max_delay=0.001))
+    def handle(event: Event, ctx: Context) -> None:
+        seen[event.id] = ctx.attempt
+        match event.payload % 4:
+            case 1:
+                raise ValueError("always")
+            case 2 if ctx.attempt < 3:
+                raise ValueError("at first")
+            case 3:
+                raise Discard("never")
+
+    events = bus.publish_many({"type": f"t{n % 5}", "payload": n} for n in range(100))
+    with bus:
+        bus.wait_idle(timeout=30)
+        expected = [(Status.COMPLETED, 1), (Status.FAILED, 3), (Status.COMPLETED, 3), (Status.FAILED, 1)]
+        for event in events:
+            stand = bus.get(event.id).deliveries[0]
+            assert (stand.status, stand.attempt) == expected[event.payload % 4]
+            assert len(stand.errors) == [0, 3, 2, 1][event.payload % 4]
+        assert bus.dlq.list().total == 50
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), BaseException("bare")], ids=repr)
+def test_a_handler_that_exits_fails_its_event_and_nothing_else(
+    make_bus: Callable[..., EventBus], error: BaseException
+):
+    """One thread, three events: the second calls sys.exit, the third is handled all the same (S1.1, I10)."""
+    bus = make_bus(concurrency=1, retry=RetryPolicy(max_retries=0))
+
+    @bus.on("*")
+    def handle(event: Event) -> None:
+        if event.payload == 1:
+            raise error
+
+    events = bus.publish_many({"type": "a", "payload": n} for n in range(3))
+    with bus:
+        bus.wait_idle(timeout=10)
+        assert [bus.get(event.id).status for event in events] == [Status.COMPLETED, Status.FAILED, Status.COMPLETED]
+
+
+def test_an_async_handler_that_exits_fails_its_event_and_nothing_else(make_bus: Callable[..., EventBus]):
+    """The event loop lives on (S1.1, I10)."""
+    bus = make_bus(concurrency=1, retry=RetryPolicy(max_retries=0))
+
+    @bus.on("*")
+    async def handle(event: Event) -> None:
+        if event.payload == 1:
+            sys.exit(3)
+
+    events = bus.publish_many({"type": "a", "payload": n} for n in range(3))
+    with bus:
+        bus.wait_idle(timeout=10)
+        assert [bus.get(event.id).status for event in events] == [Status.COMPLETED, Status.FAILED, Status.COMPLETED]
+
+
+def test_a_cancelled_handler_burns_no_attempt(bus: EventBus):
+    """Its lease is given back, and the next run is attempt one again (S0.7, I11)."""
+    attempts: list[int] = []
+
+    @bus.on("*")
+    async def handle(event: Event, ctx: Context) -> None:
+        attempts.append(ctx.attempt)
+        if len(attempts) == 1:
+            raise asyncio.CancelledError
+
+    event = bus.publish("a")
+    with bus:
+        bus.wait_idle(timeout=10)
+        told = bus.get(event.id, include_logs=True)
+    assert attempts == [1, 1]
+    assert [row.action for row in told.logs] == ["PICKED", "RELEASED", "PICKED", "COMPLETED"]
+    assert told.retry_count == 0
+
+
+# ── retries ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_retry_starts_at_the_first_handler_again(still: EventBus, clock: FrozenClock):
+    """Failure is per event: the handlers before the failing one run again, those after it wait (S1.7)."""
+    ran: list[str] = []
+    still.subscribe("*", lambda _: ran.append("first"))
+
+    @still.on("*")
+    def second(_: Event, ctx: Context) -> None:
+        ran.append("second")
+        if ctx.attempt == 1:
+            raise ValueError("once")
+
+    still.subscribe("*", lambda _: ran.append("third"))
+    still.publish("a")
+    drain(still)
+    assert ran == ["first", "second"]
+    clock.advance(1)
+    drain(still)
+    assert ran == ["first", "second", "first", "second", "third"]
+
+
+def test_the_waits_between_attempts_grow_to_their_limit(make_bus: Callable[..., EventBus], clock: FrozenClock):
+    """One, two, four, five seconds, to the microsecond, and then it is dead (S1.9, S1.10)."""
+    bus = make_bus(clock=clock, retry=RetryPolicy(max_retries=4, base_delay=1, max_delay=5, multiplier=2))
+
+    @bus.on("*")
+    def fail(_: Event) -> None:
+        raise ValueError("no")
+
+    event = bus.publish("a")
+    assert drain(bus) == 1
+    for wait in (1, 2, 4, 5):
+        due = bus.get(event.id).next_retry_at
+        assert due == clock.now() + timedelta(seconds=wait)
+        clock.advance(timedelta(seconds=wait) - timedelta(microseconds=1))
+        assert drain(bus) == 0
+        clock.advance(timedelta(microseconds=1))
+        assert drain(bus) == 1
+    assert bus.get(event.id).status is Status.FAILED
+
+
+def test_jitter_spreads_events_that_failed_together(make_bus: Callable[..., EventBus], clock: FrozenClock):
+    """Fifty failures at one moment do not come back at one moment (S1.9)."""
+    bus = make_bus(clock=clock, retry=RetryPolicy(base_delay=10, max_delay=100, jitter=0.5))
+
+    @bus.on("*")
+    def fail(_: Event) -> None:
+        raise ValueError("no")
+
+    events = bus.publish_many([{"type": "a"}] * 50)
+    drain(bus)
+    waits = {(bus.get(event.id).next_retry_at or clock.now()) - clock.now() for event in events}
+    assert len(waits) > 25
+    assert all(timedelta(seconds=5) <= wait <= timedelta(seconds=15) for wait in waits)
+
+
+@pytest.mark.parametrize(
+    ("bus_retries", "subscription_retries", "handler_retry", "event_retries", "attempts"),
+    [
+        (1, None, None, None, 2),
+        (1, 2, None, None, 3),
+        (1, 2, {"max_retries": 3}, None, 4),
+        (1, 2, {"max_retries": 3}, 0, 1),
+        (1, None, RetryPolicy(max_retries=0, base_delay=0), None, 1),
+        (0, None, None, 2, 3),
+    ],
+)
+def test_the_nearest_policy_counts(
+    make_bus: Callable[..., EventBus],
+    clock: FrozenClock,
+    bus_retries: int,
+    subscription_retries: int | None,
+    handler_retry: Any,
+    event_retries: int | None,
+    attempts: int,
+):
+    """Event before handler before subscription before bus; never more attempts than that (S1.9, I12)."""
+    bus = make_bus(clock=clock, retry=RetryPolicy(max_retries=bus_retries))
+    ran: list[int] = []
+    retry = None if subscription_retries is None else RetryPolicy(max_retries=subscription_retries)
+    bus.subscriptions.create("s", retry=retry)
+
+    @bus.on("*", subscription="s", retry=handler_retry)
+    def fail(_: Event, ctx: Context) -> None:
+        ran.append(ctx.attempt)
+        raise ValueError("no")
+
+    event = bus.publish("a", max_retries=event_retries)
+    for _ in range(8):
+        drain(bus)
+        clock.advance(60)
+    assert ran == list(range(1, attempts + 1))
+    assert bus.get(event.id, subscription="s").status is Status.FAILED
+
+
+def test_a_dead_letter_has_the_error_of_every_attempt(still: EventBus, clock: FrozenClock):
+    """Type, message, traceback, worker, handler and time of each; the event; the time of the last (S1.10, S1.13)."""
+
+    @still.on("order.*", retry={"max_retries": 2})
+    def ship(_: Event, ctx: Context) -> None:
+        raise [ValueError, KeyError, OSError][ctx.attempt - 1](f"try {ctx.attempt}")
+
+    event = still.publish("order.placed", {"order_id": 7})
+    moments = []
+    for _ in range(3):
+        drain(still)
+        moments.append(clock.now())
+        clock.advance(10)
+    (letter,) = still.dlq.list()
+    assert (letter.event.id, letter.event.payload, letter.subscription) == (event.id, {"order_id": 7}, "default")
+    assert (letter.attempts, letter.died_at) == (3, moments[-1])
+    assert [(error.attempt, error.type) for error in letter.errors] == [(1, "ValueError"), (2, "KeyError"), (3, "OSError")]
+    for error, moment in zip(letter.errors, moments, strict=True):
+        assert f"try {error.attempt}" in error.message
+        assert (error.worker_id, error.at) == (still.worker_id, moment)
+        assert "in ship" in (error.traceback or "")
+        assert (error.handler or "").endswith("ship")
+
+
+def test_each_failed_attempt_is_one_log_entry_the_last_included(
+    still: EventBus, clock: FrozenClock, caplog: pytest.LogCaptureFixture
+):
+    """A constant name, and fields that say what, which, when again or never (S1.11)."""
+
+    @still.on("*", retry={"max_retries": 2})
+    def fail(_: Event) -> None:
+        raise ValueError("oops")
+
+    event = still.publish("order.placed")
+    with caplog.at_level(logging.WARNING, "postbus"):
+        for _ in range(4):
+            drain(still)
+            clock.advance(10)
+    told = failures(caplog)
+    assert [entry["attempt"] for entry in told] == [1, 2, 3]
+    assert [entry["then"] for entry in told] == ["retry", "retry", "dead"]
+    assert [entry["retry_in"] for entry in told] == [1, 2, None]
+    for entry in told:
+        assert (entry["event_id"], entry["event_type"], entry["subscription"]) == (event.id, "order.placed", "default")
+        assert (entry["error_type"], entry["error_message"]) == ("ValueError", "oops")
+        assert entry["worker_id"] == still.worker_id
+        assert entry["handler"].endswith("fail")
+
+
+def test_success_logs_no_failure(still: EventBus, caplog: pytest.LogCaptureFixture):
+    """Only failed attempts are told (S1.11)."""
+    still.subscribe("*", lambda _: None)
+    still.publish("a")
+    with caplog.at_level(logging.DEBUG, "postbus"):
+        drain(still)
+    assert failures(caplog) == []
+
+
+def test_discard_is_a_dead_letter_at_once(still: EventBus):
+    """With its reason, although retries are left (S1.1)."""
+
+    @still.on("*")
+    def handle(_: Event) -> None:
+        raise Discard("no such customer")
+
+    event = still.publish("a")
+    drain(still)
+    (letter,) = still.dlq.list()
+    assert (letter.event.id, letter.attempts) == (event.id, 1)
+    assert [(error.type, error.message) for error in letter.errors] == [("Discard", "no such customer")]
+
+
+def test_retry_later_waits_as_long_as_asked_and_counts(still: EventBus, clock: FrozenClock):
+    """Its own delay instead of the policy's, until the attempts are used up (S1.9, I12)."""
+
+    @still.on("*", retry={"max_retries": 1})
+    def handle(_: Event) -> None:
+        raise RetryLater(timedelta(hours=2), "closed for lunch")
+
+    event = still.publish("a")
+    drain(still)
+    told = still.get(event.id)
+    assert (told.next_retry_at, told.last_error) == (clock.now() + timedelta(hours=2), "closed for lunch")
+    clock.advance(7_199)
+    assert drain(still) == 0
+    clock.advance(1)
+    assert drain(still) == 1
+    assert still.get(event.id).status is Status.FAILED
+
+
+# ── record ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_record_runs_all_handlers_and_keeps_each_ones_error(still: EventBus, caplog: pytest.LogCaptureFixture):
+    """No retry: COMPLETED_WITH_ERRORS with both errors, and one entry for each (S2.3, S2.4, S1.11)."""
+    ran: list[str] = []
+
+    def failing(name: str) -> Callable[[Event], None]:
+        def handle(_: Event) -> None:
+            ran.append(name)
+            raise ValueError(name)
+
+        return handle
+
+    still.subscribe("*", failing("one"), on_error="record")
+    still.subscribe("*", lambda _: ran.append("two"), on_error="record")
+    still.subscribe("*", failing("three"), on_error="record")
+    event = still.publish("a")
+    with caplog.at_level(logging.WARNING, "postbus"):
+        assert drain(still) == 1
+        assert drain(still) == 0
+    told = still.get(event.id)
+    assert ran == ["one", "two", "three"]
+    assert told.status is Status.COMPLETED_WITH_ERRORS
+    assert [error.message for error in told.errors] == ["one", "three"]
+    assert [entry["then"] for entry in failures(caplog)] == ["recorded", "recorded"]
+
+
+def test_a_record_handler_does_not_save_the_event_from_a_retry_handler(still: EventBus, clock: FrozenClock):
+    """One that is to be retried is, and the recorded error is met again on the next attempt (S1.7, S2.4)."""
+
+    @still.on("*", on_error="record")
+    def recorded(_: Event) -> None:
+        raise ValueError("recorded")
+
+    @still.on("*")
+    def retried(_: Event, ctx: Context) -> None:
+        if ctx.attempt == 1:
+            raise ValueError("retried")
+
+    event = still.publish("a")
+    drain(still)
+    assert still.get(event.id).status is Status.PENDING
+    clock.advance(1)
+    drain(still)
+    assert still.get(event.id).status is Status.COMPLETED_WITH_ERRORS
+
+
+# ── typed payloads and the context ───────────────────────────────────────────────────────────────────────────────────
+
+
+class Order(BaseModel):
+    """An order."""
+
+    order_id: int
+    items: list[str] = []
+
+
+@dataclass
+class Parcel:
+    """A parcel."""
+
+    order_id: int
+
+
+@pytest.mark.parametrize("model", [Order, Parcel])
+def test_a_handler_gets_its_payload_as_a_model(still: EventBus, model: Any):
+    """pydantic model or dataclass; the stored payload stays JSON."""
+    got: list[Any] = []
+    still.subscribe("*", lambda event: got.append(event.payload), model=model)
+    event = still.publish("a", {"order_id": 7})
+    drain(still)
+    assert got == [model(order_id=7)]
+    assert still.get(event.id).payload == {"order_id": 7}
+
+
+@pytest.mark.parametrize("model", [Order, Parcel])
+def test_a_payload_that_does_not_fit_is_a_dead_letter_at_once(still: EventBus, model: Any):
+    """No retry would help; the reason names the model and the field (S1.1, S1.10)."""
+    ran: list[Any] = []
+    still.subscribe("*", ran.append, model=model)
+    still.publish("a", {"order_id": "seven"})
+    drain(still)
+    (letter,) = still.dlq.list()
+    assert ran == []
+    assert letter.attempts == 1
+    assert model.__name__ in letter.errors[0].message
+    assert "order_id" in letter.errors[0].message
+
+
+def test_the_context_tells_of_the_run(still: EventBus, clock: FrozenClock, caplog: pytest.LogCaptureFixture):
+    """Attempt, epoch and worker; a logger that knows the event (S0.7)."""
+    seen: list[tuple[int, int, str]] = []
+
+    @still.on("*")
+    def handle(_: Event, ctx: Context) -> None:
+        seen.append((ctx.attempt, ctx.epoch, ctx.worker_id))
+        ctx.log.warning("half way")
+        if ctx.attempt == 1:
+            raise ValueError("once")
+
+    event = still.publish("a")
+    with caplog.at_level(logging.WARNING, "postbus"):
+        drain(still)
+        clock.advance(1)
+        drain(still)
+    assert [(attempt, worker) for attempt, _, worker in seen] == [(1, still.worker_id), (2, still.worker_id)]
+    assert seen[1][1] > seen[0][1]
+    entry = next(record for record in caplog.records if record.getMessage() == "half way")
+    assert (vars(entry)["event_id"], vars(entry)["attempt"]) == (event.id, 1)
+    assert entry.name.startswith("postbus")
+
+
+def test_a_handler_can_extend_its_own_lease(still: EventBus, clock: FrozenClock):
+    """It runs from then on; after another took over it is LeaseLost (S2.5, I8)."""
+    lost: list[LeaseLost] = []
+
+    @still.on("*")
+    def handle(event: Event, ctx: Context) -> None:
+        clock.advance(50)
+        ctx.extend()
+        until = still.get(event.id).deliveries[0].lease_until
+        assert until == clock.now() + timedelta(seconds=60)
+        if ctx.attempt == 1:
+            still.reset(event.id, "taken away")
+            with pytest.raises(LeaseLost) as caught:
+                ctx.extend()
+            lost.append(caught.value)
+
+    event = still.publish("a")
+    drain(still)
+    assert len(lost) == 1
+    assert still.get(event.id).status is Status.COMPLETED
+
+
+def test_a_settlement_that_comes_too_late_is_logged_and_changes_nothing(
+    still: EventBus, caplog: pytest.LogCaptureFixture
+):
+    """The handler finished after its delivery was reset: `lease_lost`, and the second run counts (I8, I11)."""
+
+    @still.on("*")
+    def handle(event: Event, ctx: Context) -> None:
+        if ctx.attempt == 1:
+            still.reset(event.id, "taken away")
+
+    event = still.publish("a")
+    with caplog.at_level(logging.WARNING, "postbus"):
+        assert drain(still) == 2
+    assert [record.getMessage() for record in caplog.records].count("lease_lost") == 1
+    actions = [row.action for row in still.get(event.id, include_logs=True).logs]
+    assert actions == ["PICKED", "RESET", "PICKED", "COMPLETED"]

@@ -1,0 +1,143 @@
+"""`postbus doctor` and `postbus migrate`."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import apsw
+import pytest
+
+from postbus import EventBus
+
+from .conftest import PROGRAM, URL
+
+CRASH = """
+import os
+from postbus import EventBus
+bus = EventBus()
+bus.subscribe("order.*", print)
+bus.publish("order.placed")
+assert bus.poll() is not None
+os._exit(1)
+"""
+
+
+def wrong(findings: list[dict]) -> list[str]:
+    """Return the messages of what is wrong."""
+    return [each["message"] for each in findings if not each["ok"]]
+
+
+def test_a_healthy_bus_is_exit_0(cli):
+    """Where nothing is wrong, every check says so."""
+    cli("migrate")
+    told = cli("doctor").stdout
+    assert "WRONG" not in told
+    assert "synchronous=full" in told
+
+
+def test_events_nobody_handles_are_found_by_family(cli, data):
+    """Pending events without a handler are counted, with the line of code that would handle them: exit 3 (S0.9)."""
+    cli("publish", "invoice.sent")
+    cli("publish", "invoice.paid")
+    cli("publish", "ping")
+    found = data("doctor", expect=3)
+    assert wrong(found) == ["2 events nobody handles: invoice.*", "1 event nobody handles: ping"]
+    assert '@bus.on("invoice.*")' in cli("doctor", expect=3).stdout
+
+
+def test_an_event_of_another_subscription_is_named_with_it(data):
+    """What nobody handles is found in every subscription (S0.9)."""
+    bus = EventBus(URL)
+    bus.subscriptions.create("mail", "user.*")
+    bus.subscribe("*", print)
+    bus.publish("user.new")
+    [finding] = [each for each in data("doctor", expect=3) if not each["ok"]]
+    bus.shutdown()
+    assert finding["message"] == '1 event nobody handles: user.new in subscription "mail"'
+    assert '@bus.on("user.new", subscription="mail")' in finding["remedy"]
+
+
+def test_dead_letters_are_found(data, three_dead):
+    """Dead letters are counted, with the command that shows them: exit 3 (S0.9)."""
+    [finding] = [each for each in data("doctor", expect=3) if each["check"] == "dead letters"]
+    assert finding["message"] == "3 in subscription default"
+    assert finding["remedy"].startswith("postbus dlq list")
+
+
+def test_a_lost_worker_is_found_and_mended(data):
+    """A killed process leaves a lease and a handler; `--mend` takes both back (S1.15, I10)."""
+    subprocess.run([sys.executable, "-c", CRASH], check=False, timeout=30)
+    found = wrong(data("doctor", expect=3))
+    assert len(found) == 2
+    assert "builtins.print (order.*)" in found[0]
+    assert found[1] == "1 dead worker still hold leases"
+    assert data("events", "show", "1")["status"] == "PROCESSING"
+    assert wrong(data("doctor", "--mend", expect=3)) == ["1 event nobody handles: order.placed"]
+    assert data("events", "show", "1")["status"] == "PENDING"
+
+
+def test_a_paused_subscription_with_work_is_found(data):
+    """A subscription that is paused while events wait does not go unnoticed."""
+    bus = EventBus(URL)
+    bus.subscribe("*", print)
+    bus.publish("a")
+    bus.subscriptions.pause("default")
+    assert wrong(data("doctor", expect=3)) == ["subscription default is paused, 1 event waiting"]
+    bus.shutdown()
+
+
+def test_commands_that_mend_name_the_same_bus(data):
+    """A remedy can be copied as it stands: it carries the URL that was given."""
+    Path("old.db").touch()
+    [finding] = data("doctor", "--url", "sqlite:///old.db", expect=3)
+    assert finding["remedy"] == "postbus migrate --url sqlite:///old.db"
+
+
+@pytest.mark.parametrize("damage", ["header", "pages", "text"])
+def test_a_damaged_file_is_a_finding_and_no_traceback(damage, cli):
+    """Damage is exit 3 for `doctor` and exit 1 for the others, in a sentence each (I16)."""
+    cli("publish", "a", "-", stdin="\n".join(json.dumps("x" * 500) for _ in range(200)))
+    file = Path("shop.db")
+    content = bytearray(file.read_bytes())
+    match damage:
+        case "header":
+            content[:64] = b"\xff" * 64
+        case "pages":
+            for start in range(3 * 4096, len(content), 4096):
+                content[start : start + 200] = b"\xff" * 200
+        case _:
+            content = bytearray(b"this was a database once\n" * 400)
+    file.write_bytes(content)
+    program = subprocess.run([PROGRAM, "doctor"], check=False, capture_output=True, text=True, timeout=30)
+    assert program.returncode == 3
+    assert "damaged" in program.stdout
+    assert "restore" in program.stdout
+    assert "Traceback" not in program.stderr
+    refused = subprocess.run([PROGRAM, "publish", "a"], check=False, capture_output=True, text=True, timeout=30)
+    assert refused.returncode == 1
+    assert "Traceback" not in refused.stderr
+
+
+def test_deep_reads_every_index(cli):
+    """`--deep` checks every index against its table."""
+    cli("migrate")
+    assert "every page and index read" in cli("doctor", "--deep").stdout
+
+
+def test_migrate_makes_the_database_once(cli, data):
+    """The first run makes the schema, the second finds nothing to do (S1.5)."""
+    assert data("migrate") == {"url": URL, "version": 1, "changed": True}
+    assert data("migrate")["changed"] is False
+    assert "already at schema version 1" in cli("migrate").stderr
+
+
+def test_the_sql_of_the_migrations_makes_a_usable_database(cli, folder, data):
+    """`--sql` prints all of the schema and needs no database (S1.5)."""
+    sql = cli("migrate", "--sql").stdout
+    assert not list(folder.iterdir())
+    connection = apsw.Connection("shop.db")
+    connection.execute(sql)
+    connection.close()
+    assert data("stats")["events"] == 0
+    assert data("migrate")["changed"] is False

@@ -1,0 +1,80 @@
+"""What every test stands on: a clean environment, Hypothesis profiles, and a way to wait without sleeping."""
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+LONGEST = 10.0
+
+settings.register_profile("here", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", parent=settings.get_profile("here"), derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "here")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_configured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide the settings of whoever runs the tests."""
+    for name in os.environ:
+        if name.startswith("POSTBUS_"):
+            monkeypatch.delenv(name)
+
+
+def _eventually(holds: Callable[[], Any], within: float = LONGEST) -> Any:
+    deadline = time.monotonic() + within
+    pause = threading.Event()
+    while not (result := holds()):
+        if time.monotonic() > deadline:
+            pytest.fail(f"this did not come true within {within} s")
+        pause.wait(0.005)
+    return result
+
+
+@pytest.fixture
+def eventually() -> Callable[..., Any]:
+    """Return a function that looks until something holds, returns it, and fails the test after a deadline."""
+    return _eventually
+
+
+class Crew:
+    """Threads of one test: what they raise is raised in the test, and one that hangs fails it."""
+
+    def __init__(self) -> None:
+        """Begin with nobody."""
+        self._threads: list[threading.Thread] = []
+        self.results: list[Any] = []
+        self.errors: list[BaseException] = []
+
+    def start(self, work: Callable[[], Any], count: int = 1) -> None:
+        """Have `count` threads do this work."""
+        for _ in range(count):
+            thread = threading.Thread(target=self._do, args=(work,), daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _do(self, work: Callable[[], Any]) -> None:
+        try:
+            self.results.append(work())
+        except BaseException as error:  # noqa: BLE001  raised again in the test's own thread
+            self.errors.append(error)
+
+    def join(self, within: float = LONGEST) -> list[Any]:
+        """Wait until all are done; return what they returned, raise what one of them raised."""
+        deadline = time.monotonic() + within
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        if any(thread.is_alive() for thread in self._threads):
+            pytest.fail(f"a thread still hangs after {within} s")
+        if self.errors:
+            raise self.errors[0]
+        return self.results
+
+
+@pytest.fixture
+def crew() -> Crew:
+    """Give threads that cannot hang the test run."""
+    return Crew()

@@ -1,0 +1,36 @@
+"""One suite, every store: each test here runs once for each kind of store."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from postbus.store import Store
+from postbus.testing import FrozenClock
+from tests.contract.stores import URLS, Operator, Site
+
+
+@pytest.fixture(params=sorted(URLS))
+def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
+    """Give a place for a store of each kind, with a clock that stands still."""
+    site = Site(URLS[request.param](tmp_path))
+    yield site
+    site.close()
+
+
+@pytest.fixture
+def clock(site: Site) -> FrozenClock:
+    """Give the clock that decides."""
+    return site.clock
+
+
+@pytest.fixture
+def store(site: Site) -> Store:
+    """Give an open store."""
+    return site.open()
+
+
+@pytest.fixture
+def op(store: Store, clock: FrozenClock) -> Operator:
+    """Give somebody who drives the store."""
+    return Operator(store, clock)

@@ -1,0 +1,314 @@
+"""What must hold after any crash, as pure functions over what was seen from outside and what the file holds.
+
+A history has three witnesses that the bus cannot touch: what publishers were told (`Journal`), what handlers did
+(`Execution`), and the file itself (`Database`). Each rule compares them and returns verdicts; none is good news.
+Operations whose outcome their caller never learnt may have happened or not, but at most once.
+"""
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import apsw
+
+__all__ = ["Database", "Execution", "Journal", "Verdict", "check", "read_database", "read_executions", "read_journal"]
+
+Key = tuple[int, str]
+"""An event on its way to one subscription."""
+
+CAUSES: Final = frozenset({"EXPIRED", "RELEASED", "RESET", "RETRIED"})
+COMPLETED: Final = frozenset({"COMPLETED", "COMPLETED_WITH_ERRORS"})
+GONE: Final = frozenset({"PURGED", "DISCARDED"})
+PENDING, LEASED, DEAD = range(3)
+AUDIT: Final = "SELECT event_id, subscription, action, status, attempt, epoch, worker_id FROM event_log ORDER BY id"
+
+
+class Verdict(NamedTuple):
+    """One broken promise: which rule, and where."""
+
+    rule: str
+    detail: str
+
+
+class Execution(NamedTuple):
+    """A handler ran: recorded by itself, before it did anything else."""
+
+    event_id: int
+    subscription: str
+    attempt: int
+    epoch: int
+    pid: int
+
+
+@dataclass(frozen=True)
+class Journal:
+    """What publishers asked for, a batch a call, and what they were told: the id of each acknowledged uid."""
+
+    tried: tuple[tuple[str, ...], ...] = ()
+    acknowledged: Mapping[str, int] = field(default_factory=dict[str, int])
+
+
+class AuditRow(NamedTuple):
+    """A row of the audit log, as far as rules look at it."""
+
+    event_id: int
+    subscription: str
+    action: str
+    status: str | None
+    attempt: int
+    epoch: int
+    worker_id: str | None
+
+
+class StoredDelivery(NamedTuple):
+    """A row of the deliveries, as far as rules look at it."""
+
+    state: int
+    attempt: int
+    epoch: int
+
+
+@dataclass(frozen=True)
+class Database:
+    """The file's content: uids by event id, deliveries, the audit log in its order."""
+
+    events: Mapping[int, str]
+    deliveries: Mapping[Key, StoredDelivery]
+    audit: tuple[AuditRow, ...]
+    damage: tuple[str, ...] = ()
+
+
+# ── reading the witnesses ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def read_journal(*files: Path) -> Journal:
+    """Return what publishers wrote down: a line before each call, a line after each acknowledgement."""
+    tried: dict[tuple[str, ...], None] = {}
+    acknowledged: dict[str, int] = {}
+    for entry in _lines(files):
+        if "try" in entry:
+            tried[tuple(entry["try"])] = None
+        else:
+            acknowledged |= {uid: event_id for event_id, uid in entry["ack"]}
+    return Journal(tuple(tried), acknowledged)
+
+
+def read_executions(*files: Path) -> list[Execution]:
+    """Return what handlers wrote down."""
+    return [Execution(*entry) for entry in _lines(files)]
+
+
+def _lines(files: Iterable[Path]) -> Iterator:
+    for file in files:
+        if file.exists():
+            # A process can die within its last line: what it would have told is then not known.
+            yield from (json.loads(line) for line in file.read_text().splitlines(keepends=True) if line.endswith("\n"))
+
+
+def read_database(path: Path) -> Database:
+    """Return what the file holds, read past the product."""
+    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+    try:
+        return read_through(connection)
+    finally:
+        connection.close()
+
+
+def read_through(connection: apsw.Connection) -> Database:
+    """Return what an open file holds."""
+    run = connection.execute
+    return Database(
+        events=dict(run("SELECT id, uid FROM events")),
+        deliveries={
+            (event_id, name): StoredDelivery(*rest)
+            for event_id, name, *rest in run("SELECT event_id, subscription, state, attempt, epoch FROM deliveries")
+        },
+        audit=tuple(AuditRow(*row) for row in run(AUDIT)),
+        damage=tuple(row[0] for row in run("PRAGMA integrity_check") if row[0] != "ok"),
+    )
+
+
+# ── the rules ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def check(
+    journal: Journal,
+    executions: Sequence[Execution],
+    database: Database,
+    *,
+    subscriptions: Sequence[str] = ("default",),
+    allowed: int = 4,
+    drained: bool = True,
+) -> list[Verdict]:
+    """Return every broken promise; `drained` says that all work had time to end."""
+    verdicts = [
+        *(Verdict("damaged", each) for each in database.damage),
+        *lost(journal, database),
+        *phantom(journal, database),
+        *torn_batches(journal, database),
+        *unexplained(executions, database),
+        *unclaimed(executions, database),
+        *too_many_attempts(database, allowed),
+        *unhandled(executions, database),
+        *replayed_differs(database),
+    ]
+    return verdicts + (list(unfinished(database, subscriptions)) if drained else [])
+
+
+def lost(journal: Journal, database: Database) -> Iterator[Verdict]:
+    """Yield acknowledged events that are not in the log under the id their publisher was told (I1)."""
+    for uid, event_id in journal.acknowledged.items():
+        if database.events.get(event_id) != uid:
+            yield Verdict("lost", f"{uid} was acknowledged as event {event_id}")
+
+
+def phantom(journal: Journal, database: Database) -> Iterator[Verdict]:
+    """Yield events that nobody asked for, and uids that stand in the log twice (I3)."""
+    wanted = {uid for batch in journal.tried for uid in batch}
+    for event_id, uid in database.events.items():
+        if uid not in wanted:
+            yield Verdict("phantom", f"event {event_id} ({uid}) was never published")
+    for uid, count in Counter(database.events.values()).items():
+        if count > 1:
+            yield Verdict("phantom", f"{uid} stands in the log {count} times")
+
+
+def torn_batches(journal: Journal, database: Database) -> Iterator[Verdict]:
+    """Yield batches of which some events are there and some are not (I2)."""
+    stored = set(database.events.values())
+    for batch in journal.tried:
+        there = sum(uid in stored for uid in batch)
+        if there not in (0, len(batch)):
+            yield Verdict("torn-batch", f"{there} of the {len(batch)} events from {batch[0]} on")
+
+
+def unexplained(executions: Sequence[Execution], database: Database) -> Iterator[Verdict]:
+    """Yield claims after the first, and executions within one claim, that no audit row explains (I11)."""
+    for key, rows in _by_key(database).items():
+        free = True
+        for row in rows:
+            if row.action == "PICKED":
+                if not free:
+                    yield Verdict("unexplained", f"{key} was claimed as epoch {row.epoch} while it was another's")
+                free = False
+            elif row.action in CAUSES or (row.action == "FAILED" and row.status == "PENDING"):
+                free = True
+    for each, count in Counter((one.event_id, one.subscription, one.epoch) for one in executions).items():
+        if count > 1:
+            yield Verdict("unexplained", f"{each} was executed {count} times under one lease")
+
+
+def unclaimed(executions: Sequence[Execution], database: Database) -> Iterator[Verdict]:
+    """Yield executions under a lease the audit log does not know (I7, I13)."""
+    picked = {(row.event_id, row.subscription, row.epoch) for row in database.audit if row.action == "PICKED"}
+    for one in executions:
+        if (one.event_id, one.subscription, one.epoch) not in picked:
+            yield Verdict("unclaimed", f"{one} ran without a recorded claim")
+
+
+def too_many_attempts(database: Database, allowed: int) -> Iterator[Verdict]:
+    """Yield deliveries that got more attempts than allowed, counting anew after a dead letter's retry (I12)."""
+    for key, rows in _by_key(database).items():
+        attempts = most = 0
+        for row in rows:
+            attempts += {"PICKED": 1, "RELEASED": -1}.get(row.action, 0)
+            attempts = 0 if row.action == "RETRIED" else attempts
+            most = max(most, attempts)
+        if most > allowed:
+            yield Verdict("too-many-attempts", f"{key}: {most} of {allowed}")
+
+
+def unhandled(executions: Sequence[Execution], database: Database) -> Iterator[Verdict]:
+    """Yield deliveries recorded as completed under a lease whose handler never ran (S1.1)."""
+    ran = {(one.event_id, one.subscription, one.epoch) for one in executions}
+    for row in database.audit:
+        if row.action in COMPLETED and (row.event_id, row.subscription, row.epoch) not in ran:
+            yield Verdict("unhandled", f"event {row.event_id} was completed as epoch {row.epoch}, but nothing ran")
+
+
+def unfinished(database: Database, subscriptions: Sequence[str]) -> Iterator[Verdict]:
+    """Yield stored events that did not come to exactly one end in each subscription (I9, I10)."""
+    ends = Counter((row.event_id, row.subscription) for row in database.audit if _is_end(row))
+    revived = Counter((row.event_id, row.subscription) for row in database.audit if row.action == "RETRIED")
+    for event_id in database.events:
+        for name in subscriptions:
+            count = ends[event_id, name] - revived[event_id, name]
+            if count != 1:
+                yield Verdict("stuck" if count < 1 else "two-ends", f"event {event_id} in {name!r}: {count} ends")
+
+
+def replayed_differs(database: Database) -> Iterator[Verdict]:
+    """Yield what replaying the audit log finds impossible, and where it leads elsewhere than the table (I8, I13)."""
+    for key, rows in _by_key(database).items():
+        replay = _Replay(key)
+        yield from replay.run(rows)
+        yield from replay.compare(database.deliveries.get(key))
+    known = {(row.event_id, row.subscription) for row in database.audit}
+    for key, row in database.deliveries.items():
+        if key not in known and (row.state, row.attempt) != (PENDING, 0):
+            yield Verdict("audit-mismatch", f"{key} is in state {row.state} without an audit row")
+
+
+@dataclass
+class _Replay:
+    """One delivery's life by its audit rows alone."""
+
+    key: Key
+    state: int | None = PENDING
+    attempt: int = 0
+    epoch: int = 0
+    worker_id: str | None = None
+    ended: bool = False
+
+    def run(self, rows: Iterable[AuditRow]) -> Iterator[Verdict]:
+        for row in rows:
+            if row.action == "PICKED":
+                yield from self._picked(row)
+            elif row.action != "STARTED":
+                yield from self._moved(row)
+
+    def _picked(self, row: AuditRow) -> Iterator[Verdict]:
+        if row.epoch <= self.epoch:
+            yield Verdict("epoch-reused", f"{self.key}: epoch {row.epoch} after {self.epoch}")
+        if row.attempt != self.attempt + 1:
+            yield Verdict("audit-mismatch", f"{self.key}: attempt {row.attempt} follows {self.attempt}")
+        if self.ended:
+            yield Verdict("audit-mismatch", f"{self.key} was claimed after its end")
+        self.state, self.attempt, self.epoch, self.worker_id = LEASED, row.attempt, row.epoch, row.worker_id
+
+    def _moved(self, row: AuditRow) -> Iterator[Verdict]:
+        if row.action == "RETRIED":
+            self.state, self.attempt, self.ended = PENDING, 0, False
+            return
+        if self.ended and row.action not in GONE:
+            yield Verdict("two-ends" if _is_end(row) else "audit-mismatch", f"{self.key}: {row.action} after its end")
+        elif row.action not in {"RESET", *GONE} and (row.epoch, row.worker_id) != (self.epoch, self.worker_id):
+            told = f"{row.action} of epoch {row.epoch} by {row.worker_id}"
+            yield Verdict("stale-accepted", f"{self.key}: {told} while {self.worker_id} held it as {self.epoch}")
+        self.attempt -= row.action == "RELEASED"
+        self.ended = self.ended or _is_end(row)
+        gone = row.action in COMPLETED or row.action in GONE
+        self.state = None if gone else DEAD if row.status == "FAILED" else PENDING
+
+    def compare(self, stored: StoredDelivery | None) -> Iterator[Verdict]:
+        """Yield how the stored row differs from what the audit log leads to."""
+        found = None if stored is None else (stored.state, stored.attempt)
+        expected = None if self.state is None else (self.state, self.attempt)
+        if found != expected:
+            yield Verdict("audit-mismatch", f"{self.key}: (state, attempt) is {found}, by the audit log {expected}")
+        elif stored is not None and stored.state == LEASED and stored.epoch != self.epoch:
+            yield Verdict("audit-mismatch", f"{self.key}: epoch {stored.epoch}, by the audit log {self.epoch}")
+
+
+def _is_end(row: AuditRow) -> bool:
+    return row.action in COMPLETED or (row.action == "FAILED" and row.status == "FAILED")
+
+
+def _by_key(database: Database) -> dict[Key, list[AuditRow]]:
+    rows: dict[Key, list[AuditRow]] = defaultdict(list)
+    for row in database.audit:
+        rows[row.event_id, row.subscription].append(row)
+    return rows

@@ -1,0 +1,285 @@
+"""The processes that crash tests start, kill, stop and start again: `python -m tests.crash.child '{"role": …}'`.
+
+A child tells what happened in files that outlive it, one short line a write: its publishes before and after
+(`journal`), each execution of its handlers before anything else (`executions`), and its log entries (`log`).
+"""
+
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from postbus import Context, Discard, Event, EventBus, LeaseLost, NewEvent, PostbusError, RetryPolicy
+from postbus.observe import set_probe
+from tests.crash import plants
+from tests.crash.checker import read_journal
+
+Config = dict[str, Any]
+PAUSE = threading.Event()
+
+
+def tell(**fields: Any) -> None:
+    """Say something to the test that started this process."""
+    sys.stdout.write(json.dumps(fields) + "\n")
+    sys.stdout.flush()
+
+
+def note(path: str, entry: Any) -> None:
+    """Append one line that survives this process, whatever ends it."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        os.write(handle, json.dumps(entry).encode() + b"\n")
+    finally:
+        os.close(handle)
+
+
+def die() -> None:
+    """End this process the hard way: no handler, no cleanup, nothing flushed."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    PAUSE.wait()
+
+
+def die_at(name: str, hit: int) -> None:
+    """End this process at the `hit`-th time that it comes by a probe."""
+    lock = threading.Lock()
+    left = hit
+
+    def hook(probe: str) -> None:
+        nonlocal left
+        if probe == name:
+            with lock:
+                left -= 1
+                if not left:
+                    die()
+
+    set_probe(hook)
+
+
+class LogFile(logging.Handler):
+    """Keeps the names and fields of the bus's log entries."""
+
+    def __init__(self, path: str) -> None:
+        """Append to a file."""
+        super().__init__()
+        self._path = path
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one entry down."""
+        note(self._path, {"log": record.getMessage(), "event_id": getattr(record, "event_id", None)})
+
+
+# ── handling ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def handler(config: Config) -> Callable[[Event, Context], None]:
+    """Return a handler that writes down each execution and then does what the event's payload asks for."""
+    gate = Path(config["gate"]) if config.get("gate") else None
+
+    def handle(event: Event, ctx: Context) -> None:
+        note(config["executions"], [event.id, ctx.delivery.subscription, ctx.attempt, ctx.epoch, os.getpid()])
+        if gate is not None:
+            while not gate.exists():
+                PAUSE.wait(0.01)
+        match event.payload["do"]:
+            case "die":
+                die()
+            case "discard":
+                raise Discard("asked for by its payload")
+            case "fail once" if ctx.attempt == 1:
+                raise ValueError("asked for by its payload")
+            case "pause":
+                PAUSE.wait(0.01)
+
+    return handle
+
+
+def opened(config: Config) -> EventBus:
+    """Open the bus on the test's file."""
+    options: Config = {"retry": RetryPolicy(base_delay=0.02), "poll_interval": 0.2, **config.get("options", {})}
+    if options["retry"] == "default":
+        del options["retry"]
+    bus = EventBus(f"sqlite:///{config['db']}", **options)
+    if "executions" in config:
+        for name in config.get("subscriptions", ["default"]):
+            bus.subscribe("trial.*", handler(config), subscription=name)
+    return bus
+
+
+# ── publishing ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def wish(number: int) -> str:
+    """Return what the event of this number asks of its handler: most succeed, some after a while."""
+    if number % 29 == 28:
+        return "discard"
+    if number % 7 == 3:
+        return "fail once"
+    return "pause" if number % 3 else "succeed"
+
+
+def batches(config: Config) -> Iterator[list[NewEvent]]:
+    """Yield what to publish: mostly single events, now and then five at once."""
+    number = 0
+    while number < config["count"]:
+        size = 5 if number % 11 == 10 else 1
+        yield [
+            NewEvent(type="trial.event", payload={"do": wish(each)}, uid=f"{config['name']}-{each}")
+            for each in range(number, number + size)
+        ]
+        number += size
+
+
+def publish_all(bus: EventBus, config: Config) -> None:
+    """Publish what the journal does not show as acknowledged; the one whose answer was never heard, again."""
+    done = read_journal(Path(config["journal"])).acknowledged
+    for batch in batches(config):
+        uids = [str(event.uid) for event in batch]
+        if all(uid in done for uid in uids):
+            continue
+        note(config["journal"], {"try": uids})
+        if len(batch) > 1:
+            stored = bus.publish_many(batch)
+        else:
+            stored = [bus.publish("trial.event", batch[0].payload, uid=uids[0])]
+        note(config["journal"], {"ack": [[event.id, event.uid] for event in stored]})
+        if config.get("pace"):
+            PAUSE.wait(config["pace"])
+
+
+# ── the roles ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def live(config: Config) -> None:
+    """Publish and handle in one process until all is done."""
+    with opened(config) as bus:
+        publish_all(bus, config)
+        bus.wait_idle(timeout=60)
+
+
+def publish(config: Config) -> None:
+    """Publish all, handle nothing."""
+    bus = opened({key: value for key, value in config.items() if key != "executions"})
+    tell(ready=True)
+    publish_all(bus, config)
+    bus.shutdown()
+
+
+def work(config: Config) -> None:
+    """Handle until told to stop."""
+    bus = opened(config)
+    bus.start()
+    tell(ready=True)
+    bus.run()
+
+
+def drain(config: Config) -> None:
+    """Handle until nothing is left."""
+    with opened(config) as bus:
+        bus.wait_idle(timeout=100)
+
+
+def hold(config: Config) -> None:
+    """Claim with `poll_many`, as soon as there is something; at a word from the test, finalize; tell how each went."""
+    bus = opened(config)
+    while not (held := bus.poll_many(config["count"])):
+        PAUSE.wait(0.01)
+    tell(held=[[each.id, each.epoch] for each in held])
+    sys.stdin.readline()
+    for delivery in held:
+        try:
+            bus.finalize(delivery, **config.get("outcome", {"success": True}))
+        except PostbusError as error:
+            tell(result=type(error).__name__)
+        else:
+            tell(result="settled")
+    bus.shutdown()
+
+
+def contend(config: Config) -> None:
+    """Publish and claim by turns in several threads, in competition with other processes; tell every error."""
+    bus = opened(config)
+    errors: list[str] = []
+    tell(ready=True)
+    sys.stdin.readline()
+
+    def compete(thread: int) -> None:
+        try:
+            publish_all(
+                bus, {**config, "name": f"{config['name']}-{thread}", "journal": f"{config['journal']}.{thread}"}
+            )
+            while delivery := bus.poll():
+                note(config["log"], [delivery.id, delivery.subscription, delivery.attempt, delivery.epoch, os.getpid()])
+                bus.finalize(delivery, success=True)
+        except Exception as error:  # noqa: BLE001  every error at all is what the test asks about
+            errors.append(repr(error))
+
+    threads = [threading.Thread(target=compete, args=(number,)) for number in range(2)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    bus.shutdown()
+    tell(errors=errors)
+
+
+def fill(config: Config) -> None:
+    """Publish under a limit on file sizes until refused, tell, then with the limit lifted go on."""
+    import resource  # noqa: PLC0415  POSIX only, and only here
+
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    bus = opened(config)
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (config["limit"], hard))
+    refused = [_publish_until_refused(bus, config, 0)]
+    # Still full: refused again, as an error of ours, and reading goes on.
+    refused.append(_publish_until_refused(bus, config, 10_000))
+    readable = bus.list(limit=1).total
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    began = time.monotonic()
+    for number in range(20_000, 20_010):
+        _publish_big(bus, config, number)
+    tell(refused=refused, readable=readable, resumed=time.monotonic() - began)
+    bus.shutdown()
+
+
+def _publish_until_refused(bus: EventBus, config: Config, first: int) -> str:
+    for number in range(first, first + 5_000):
+        try:
+            _publish_big(bus, config, number)
+        except Exception as error:  # noqa: BLE001  the test asks which error it is
+            return type(error).__name__
+    return "never"
+
+
+def _publish_big(bus: EventBus, config: Config, number: int) -> None:
+    uid = f"big-{number}"
+    note(config["journal"], {"try": [uid]})
+    event = bus.publish("trial.big", {"do": "succeed", "text": "x" * 3000}, uid=uid)
+    note(config["journal"], {"ack": [[event.id, uid]]})
+
+
+ROLES = {each.__name__: each for each in (live, publish, work, drain, hold, contend, fill)}
+
+
+def main() -> None:
+    """Play the role that the first argument describes."""
+    config = json.loads(sys.argv[1])
+    if config.get("log"):
+        logging.getLogger("postbus").addHandler(LogFile(config["log"]))
+    if config.get("plant"):
+        plants.PLANTS[config["plant"]]()
+    if config.get("probe"):
+        die_at(*config["probe"])
+    with suppress(LeaseLost):
+        ROLES[config["role"]](config)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""Bugs to plant on purpose, in a child or a test: the crash tests are worth something only if they notice each."""
+
+import re
+from collections.abc import Callable
+from typing import Any, Final
+
+import apsw
+
+from postbus import Context, Event, EventBus
+from postbus.model import Done
+from postbus.observe import probe
+from postbus.store.contract import Settlement
+from postbus.store.sqlite.connection import SQL, Database
+
+__all__ = ["PLANTS", "ForgetfulConnection"]
+
+FENCE: Final = re.compile(
+    r"AND (?:d\.)?epoch (?:= \?|= told\.value ->> 2|IN \(SELECT value ->> 2 FROM json_each\(\?1\)\))"
+)
+"""How the queries that settle compare the epoch."""
+
+
+def no_epoch_check() -> None:
+    """Let any epoch settle a delivery, as if it were the one that holds it."""
+    fenced = {name: sql for name, sql in SQL.items() if FENCE.search(sql) and name != "recorded"}
+    if not {"held", "finish"} <= fenced.keys():
+        raise LookupError("the queries that settle compare the epoch in another way now: plant this bug anew")
+    for name, sql in fenced.items():
+        SQL[name] = FENCE.sub(lambda found: "AND ? IS NOT NULL" if found[0].endswith("= ?") else "", sql)
+
+
+def settle_before_handle() -> None:
+    """Report success first, run the handler then."""
+    honest = EventBus.subscribe
+
+    def subscribe(self: EventBus, pattern: str, handler: Callable[..., Any], **options: Any) -> str:
+        def hasty(event: Event, ctx: Context) -> None:
+            self.store.settle([Settlement(ctx.delivery.lease, Done(), ctx.worker_id)])
+            probe("settled")
+            handler(event, ctx)
+
+        return honest(self, pattern, hasty, **options)
+
+    EventBus.subscribe = subscribe
+
+
+def ack_before_commit() -> None:
+    """Answer publishers at once and commit only now and then."""
+    begin, commit = Database.begin, Database.commit
+    open_ones = 0
+
+    def lazy_begin(self: Database) -> None:
+        if not self._apsw.in_transaction:
+            begin(self)
+
+    def lazy_commit(self: Database) -> None:
+        nonlocal open_ones
+        open_ones += 1
+        if open_ones % 8 == 0:
+            commit(self)
+
+    Database.begin, Database.commit = lazy_begin, lazy_commit
+
+
+class ForgetfulConnection(apsw.Connection):
+    """A connection that answers FULL when asked about `synchronous`, and runs with NORMAL."""
+
+    def pragma(self, name: str, *value: Any, **options: Any) -> Any:
+        """Do as asked, but for one setting."""
+        if name != "synchronous":
+            return super().pragma(name, *value, **options)
+        if value:
+            super().pragma("synchronous", "normal")
+        if super().pragma("synchronous") != 1:
+            raise LookupError("synchronous=NORMAL did not take: plant this bug anew")
+        return 2
+
+
+PLANTS: Final = {each.__name__: each for each in (no_epoch_check, settle_before_handle, ack_before_commit)}

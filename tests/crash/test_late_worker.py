@@ -1,0 +1,117 @@
+"""A worker suspended past its lease comes back too late: whatever it reports changes nothing."""
+
+import signal
+from typing import Any
+
+import pytest
+
+from postbus import EventBus
+from tests.crash.processes import Trial, until
+
+SHORT = {"lease": 0.5, "poll_interval": 0.1}
+
+
+def publish_one(trial: Trial) -> None:
+    """Store the event that both workers are after."""
+    bus = EventBus(f"sqlite:///{trial.db}")
+    bus.publish("trial.event", {"do": "succeed"}, uid="p-0")
+    bus.shutdown()
+
+
+def everything(trial: Trial) -> list[Any]:
+    """Return all that a settlement could change."""
+    tables = ("deliveries", "event_log", "events", "dedup", "meta")
+    return [trial.rows(f"SELECT * FROM {table}") for table in tables]  # noqa: S608  names from the line above
+
+
+def expired(trial: Trial) -> bool:
+    """Return whether the one lease has run out, by the clock that the bus goes by."""
+    return bool(trial.rows("SELECT 1 FROM deliveries WHERE due_at <= unixepoch('subsec') * 1000000"))
+
+
+@pytest.mark.parametrize(
+    "outcome", [{"success": True}, {"success": False}, {"success": False, "retry": False}, {"errors": ["late"]}]
+)
+@pytest.mark.parametrize("finished", [True, False])
+def test_late_poller_cannot_settle(trial: Trial, outcome: dict[str, Any], finished: bool):  # noqa: FBT001
+    """A poller stopped past its lease gets LeaseLost from `finalize`, and nothing changes (S0.6, I7, I8)."""
+    publish_one(trial)
+    late = trial.start("hold", count=1, options=SHORT, outcome=outcome)
+    ((event_id, first),) = late.hear()["held"]
+    late.stop(trial.db)
+    until(lambda: expired(trial), "the lease runs out")
+    other = trial.start("hold", count=1, options={"lease": 60})
+    ((again, second),) = other.hear()["held"]
+    assert again == event_id
+    assert second > first
+    if finished:
+        other.say()
+        assert other.hear() == {"result": "settled"}
+        assert other.wait() == 0
+    before = everything(trial)
+
+    late.say()
+    late.go_on()
+    assert late.hear() == {"result": "LeaseLost"}
+    assert late.wait() == 0, late.errors()
+    assert everything(trial) == before
+
+    if not finished:
+        other.say()
+        assert other.hear() == {"result": "settled"}
+        assert other.wait() == 0
+    assert trial.rows("SELECT action, epoch FROM event_log ORDER BY id") == [
+        ("PICKED", first),
+        ("EXPIRED", first),
+        ("PICKED", second),
+        ("COMPLETED", second),
+    ]
+
+
+def test_late_worker_cannot_settle(trial: Trial):
+    """A Worker stopped past its lease logs `lease_lost` when its handler ends, and nothing changes (S0.6, I8, I11)."""
+    publish_one(trial)
+    gate = trial.folder / "gate"
+    late = trial.start("work", options=SHORT, gate=str(gate))
+    until(trial.executions, "the late worker begins")
+    late.stop(trial.db)
+    other = trial.start("work", options={"poll_interval": 0.1}, log=str(trial.folder / "other-log"))
+    until(lambda: trial.rows("SELECT 1 FROM event_log WHERE action = 'COMPLETED'"), "another worker finishes")
+    assert other.kill(signal.SIGTERM) == 0, other.errors()
+    before = everything(trial)
+
+    gate.touch()
+    late.go_on()
+    until(lambda: trial.logged("lease_lost"), "the late worker notices")
+    assert late.kill(signal.SIGTERM) == 0, late.errors()
+
+    assert everything(trial) == before
+    assert [one.attempt for one in trial.executions()] == [1, 2]
+    assert [row.action for row in trial.database().audit] == ["PICKED", "EXPIRED", "PICKED", "COMPLETED"]
+
+
+def test_one_poll_takes_over_what_a_stopped_process_held(trial: Trial):
+    """A lease that has run out makes its delivery claimable by the very next poll (S0.2, S0.3, S0.6)."""
+    publish_one(trial)
+    late = trial.start("hold", count=1, options=SHORT)
+    late.hear()
+    late.stop(trial.db)
+    until(lambda: expired(trial), "the lease runs out")
+    bus = EventBus(f"sqlite:///{trial.db}")
+    taken = bus.poll()
+    bus.shutdown()
+    assert taken is not None
+    assert taken.attempt == 2
+
+
+def test_late_worker_may_finish_what_nobody_took_over(trial: Trial):
+    """A lease that ran out but was claimed by nobody is still good (I8, I10)."""
+    publish_one(trial)
+    late = trial.start("hold", count=1, options=SHORT)
+    late.hear()
+    late.stop(trial.db)
+    until(lambda: expired(trial), "the lease runs out")
+    late.say()
+    late.go_on()
+    assert late.hear() == {"result": "settled"}
+    assert [row.action for row in trial.database().audit] == ["PICKED", "COMPLETED"]

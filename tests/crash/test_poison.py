@@ -1,0 +1,50 @@
+"""One event that kills its worker, among a thousand that do not."""
+
+import signal
+
+from postbus import EventBus
+from tests.crash.processes import Trial
+
+POISON = 400
+
+
+def test_of_a_thousand_events_beside_a_killer_exactly_one_dies(trial: Trial):
+    """A worker-killing event dies after exactly its 4 attempts, its 999 neighbours complete (S0.8, S1.10, I9, I12)."""
+    trial.publish("die" if number == POISON else "pause" for number in range(1_000))
+    deaths = 0
+    while True:
+        worker = trial.start("drain", options={"concurrency": 10, "prefetch": 100, "retry": "default"})
+        code = worker.wait()
+        if code == 0:
+            break
+        assert code == -signal.SIGKILL, worker.errors()
+        deaths += 1
+        assert deaths <= 4, "the poison event was given more than its attempts"
+
+    bus = EventBus(f"sqlite:///{trial.db}")
+    dead = bus.dlq.list()
+    stats = bus.stats().subscriptions[0]
+    bus.shutdown()
+    assert (stats.completed, stats.dead, deaths) == (999, 1, 4)
+    assert dead.items[0].event.uid == f"p-{POISON}"
+    assert [error.attempt for error in dead.items[0].errors] == [1, 2, 3, 4]
+    assert {error.type for error in dead.items[0].errors} == {"LeaseExpired"}
+    assert trial.verdicts() == []
+    ran = [one.event_id for one in trial.executions()]
+    alone = [event_id for event_id in set(ran) if ran.count(event_id) > 2]
+    assert alone == [POISON + 1], "a neighbour was run more often than the one crash beside it explains"
+
+
+def test_killers_in_a_row_die_one_by_one(trial: Trial):
+    """Several worker-killing events do not drag each other, or anything else, along (S0.8, I12)."""
+    trial.publish("die" if number in (3, 4) else "succeed" for number in range(40))
+    codes = []
+    while not codes or (codes[-1] and len(codes) < 20):
+        codes.append(trial.start("drain", options={"concurrency": 2, "prefetch": 10}).wait())
+    bus = EventBus(f"sqlite:///{trial.db}")
+    stats = bus.stats().subscriptions[0]
+    errors = [len(each.errors) for each in bus.dlq.list()]
+    bus.shutdown()
+    assert codes[-1] == 0
+    assert (stats.completed, stats.dead, errors) == (38, 2, [4, 4])
+    assert trial.verdicts() == []

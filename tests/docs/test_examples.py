@@ -1,0 +1,103 @@
+"""What the documents show is what happens: their Python runs, their commands exist, their links lead somewhere."""
+
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from postbus.cli.app import app
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+class Block(NamedTuple):
+    """A fenced block: its language, the line it begins on, and its text."""
+
+    language: str
+    line: int
+    text: str
+
+
+def blocks(page: Path, language: str) -> list[Block]:
+    """Return the fenced blocks of one language in a page."""
+    text = page.read_text(encoding="utf-8")
+    found = re.finditer(r"^```(\w*)[^\n]*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    made = (Block(each[1], text.count("\n", 0, each.start(2)), each[2]) for each in found)
+    return [each for each in made if each.language == language]
+
+
+def commands(group, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Go through every command with the words that call it; groups are commands too."""
+    yield path, group
+    for name, each in getattr(group, "commands", {}).items():
+        yield from commands(each, (*path, name))
+
+
+COMMANDS = dict(commands(get_command(app)))
+
+
+def lines_of_sh(page: Path) -> Iterator[str]:
+    """Go through the `postbus …` lines of a page's shell blocks."""
+    for block in blocks(page, "sh"):
+        yield from (line for line in block.text.splitlines() if line.startswith("postbus "))
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.name)
+def test_the_python_of_a_page_runs_and_prints_what_the_page_says(page, tmp_path):
+    """The blocks of a page run in order as one program, without a warning, and print its `output` blocks."""
+    lines: list[str] = []
+    for block in blocks(page, "python"):
+        lines += [""] * (block.line - len(lines)) + block.text.splitlines()
+    program = tmp_path / f"{page.stem.lower()}_examples.py"  # line numbers are those of the page
+    program.write_text("\n".join(lines), encoding="utf-8")
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", program], check=False, cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout == "".join(block.text for block in blocks(page, "output"))
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_every_command_has_a_help_text_with_an_example(path):
+    """`--help` explains each command and shows how to call it, with a command that exists."""
+    result = CliRunner().invoke(app, [*path, "--help"])
+    assert result.exit_code == 0
+    assert COMMANDS[path].help
+    examples = re.findall(r"^Example: (postbus .*)$", COMMANDS[path].epilog or "", re.MULTILINE)
+    assert examples
+    assert "Example: postbus" in result.output
+    for example in examples:
+        check_usage(example)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if any(lines_of_sh(page))], ids=lambda page: page.name)
+def test_every_command_a_page_shows_exists_with_its_options(page):
+    """No page tells to type what the program does not know."""
+    for line in lines_of_sh(page):
+        check_usage(line)
+
+
+def check_usage(line: str) -> None:
+    """Fail unless the words of a `postbus …` line are a command, and its options are options of it."""
+    words = shlex.split(re.split(r" [|<>(] ?", line)[0], comments=True)[1:]
+    path = max((path for path in COMMANDS if tuple(words[: len(path)]) == path), key=len)
+    assert path, line
+    known = {name for parameter in COMMANDS[path].params for name in parameter.opts} | {"--help"}
+    options = {word.partition("=")[0] for word in words[len(path) :] if re.match(r"--?[a-z]", word)}
+    assert options <= known, line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_pages_lead_somewhere(page):
+    """Every relative link is a file."""
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+        if "://" not in target:
+            assert (page.parent / target).exists(), target

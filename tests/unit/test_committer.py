@@ -1,0 +1,248 @@
+"""Group commit: who shares a transaction, and who is not harmed by whom."""
+
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from postbus.errors import InvalidRequest
+from postbus.store import committer as committer_module
+from postbus.store.committer import Committer
+from tests.conftest import Crew
+
+
+class Ledger:
+    """A connection that writes down what happens to it."""
+
+    def __init__(self) -> None:
+        """Begin with nothing written."""
+        self.open: list[Any] | None = None
+        self.committed: list[list[Any]] = []
+        self.rolled_back = 0
+        self.fail_commits = 0
+
+    def begin(self) -> None:
+        """Open a transaction."""
+        assert self.open is None
+        self.open = []
+
+    def commit(self) -> None:
+        """Keep what was written."""
+        if self.fail_commits:
+            self.fail_commits -= 1
+            raise OSError("the disk said no")
+        assert self.open is not None
+        self.committed.append(self.open)
+        self.open = None
+
+    def rollback(self) -> None:
+        """Forget what was written."""
+        self.rolled_back += 1
+        self.open = None
+
+    def write(self, value: Any) -> Any:
+        """Write something down and return it."""
+        assert self.open is not None
+        self.open.append(value)
+        return value
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    """Give an empty ledger."""
+    return Ledger()
+
+
+@pytest.fixture
+def committer(ledger: Ledger) -> Committer[Ledger]:
+    """Give a committer over it."""
+    return Committer(ledger)
+
+
+def queue_up(
+    committer: Committer[Ledger], crew: Crew, operations: list[Callable[[Ledger], Any]], eventually: Any
+) -> None:
+    """Have all operations wait behind a transaction, so that they make one group."""
+    with committer.exclusive():
+        for count, operation in enumerate(operations, 1):
+            crew.start(lambda operation=operation: committer.run(operation))
+            eventually(lambda count=count: len(committer._waiting) == count)
+
+
+def test_a_lone_operation_is_its_own_transaction(committer: Committer[Ledger], ledger: Ledger):
+    """Its result comes back after the commit."""
+    assert committer.run(lambda connection: connection.write(1)) == 1
+    assert ledger.committed == [[1]]
+
+
+def test_operations_that_wait_together_share_a_transaction(
+    committer: Committer[Ledger], ledger: Ledger, crew: Crew, eventually: Any
+):
+    """Twenty operations, one commit, each its own result (S1.18)."""
+    queue_up(committer, crew, [lambda c, n=n: c.write(n) for n in range(20)], eventually)
+    assert sorted(crew.join()) == list(range(20))
+    assert ledger.committed == [[], list(range(20))]
+
+
+def test_a_group_has_an_end(
+    committer: Committer[Ledger], ledger: Ledger, crew: Crew, eventually: Any, monkeypatch: pytest.MonkeyPatch
+):
+    """Nobody waits for more than so many others."""
+    monkeypatch.setattr(committer_module, "MAX_GROUP", 10)
+    queue_up(committer, crew, [lambda c, n=n: c.write(n) for n in range(25)], eventually)
+    crew.join()
+    assert [len(group) for group in ledger.committed] == [0, 10, 10, 5]
+
+
+def test_a_failing_operation_does_not_fail_its_neighbours(
+    committer: Committer[Ledger], ledger: Ledger, crew: Crew, eventually: Any
+):
+    """The group is undone and each is run again alone: one error, nine commits (I2)."""
+
+    def fail(connection: Ledger) -> None:
+        connection.write("half")
+        raise ValueError("mine alone")
+
+    operations: list[Callable[[Ledger], Any]] = [lambda c, n=n: c.write(n) for n in range(9)]
+    queue_up(committer, crew, [*operations[:4], fail, *operations[4:]], eventually)
+    with pytest.raises(ValueError, match="mine alone"):
+        crew.join()
+    assert sorted(crew.results) == list(range(9))
+    assert ledger.committed == [[], *([n] for n in range(9))]
+    assert ledger.open is None
+
+
+def test_a_commit_that_fails_is_tried_again_one_by_one(
+    committer: Committer[Ledger], ledger: Ledger, crew: Crew, eventually: Any
+):
+    """What could not be committed together may be alone; nobody is told of success before (I1)."""
+    runs: list[int] = []
+
+    def fail_once(connection: Ledger) -> str:
+        runs.append(1)
+        connection.fail_commits = int(len(runs) == 1)
+        return connection.write("first")
+
+    queue_up(committer, crew, [fail_once, lambda c: c.write("second")], eventually)
+    assert sorted(crew.join()) == ["first", "second"]
+    assert ledger.committed == [[], ["first"], ["second"]]
+    assert ledger.rolled_back == 1
+
+
+def test_an_error_at_commit_is_the_callers_error(committer: Committer[Ledger], ledger: Ledger):
+    """No acknowledgement without a commit, and the next one works (I1, I16)."""
+    ledger.fail_commits = 1
+    with pytest.raises(OSError, match="the disk said no"):
+        committer.run(lambda connection: connection.write(1))
+    assert ledger.committed == []
+    assert committer.run(lambda connection: connection.write(2)) == 2
+
+
+def test_an_exclusive_transaction_commits_at_its_end(committer: Committer[Ledger], ledger: Ledger):
+    """And rolls back when its block raises (I2)."""
+    with committer.exclusive() as connection:
+        connection.write("kept")
+
+    def raise_inside() -> None:
+        with committer.exclusive() as connection:
+            connection.write("lost")
+            raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        raise_inside()
+    assert ledger.committed == [["kept"]]
+    assert committer.run(lambda connection: connection.write("after")) == "after"
+
+
+def test_nobody_shares_an_exclusive_transaction(
+    committer: Committer[Ledger], ledger: Ledger, crew: Crew, eventually: Any
+):
+    """Operations before it, then it alone, then those after it, in the order they came."""
+    entered = threading.Event()
+
+    def exclusively() -> None:
+        with committer.exclusive() as connection:
+            connection.write("alone")
+            entered.set()
+
+    with committer.exclusive():
+        for count, start in enumerate((1, 2), 1):
+            crew.start(lambda start=start: committer.run(lambda c: c.write(start)))
+            eventually(lambda count=count: len(committer._waiting) == count)
+        crew.start(exclusively)
+        eventually(lambda: len(committer._waiting) == 3)
+        crew.start(lambda: committer.run(lambda c: c.write(3)))
+        eventually(lambda: len(committer._waiting) == 4)
+    crew.join()
+    assert entered.is_set()
+    assert ledger.committed == [[], [1, 2], ["alone"], [3]]
+
+
+def test_who_holds_a_transaction_cannot_wait_for_himself(committer: Committer[Ledger], crew: Crew):
+    """Neither an operation nor a second transaction hangs: both are refused with the remedy."""
+
+    def nest(use: Callable[[], Any]) -> None:
+        with committer.exclusive():
+            use()
+
+    crew.start(lambda: nest(lambda: committer.run(lambda c: c.write(1))))
+    with pytest.raises(InvalidRequest, match="connection=tx"):
+        crew.join()
+    other = Crew()
+    other.start(lambda: nest(lambda: committer.exclusive().__enter__()))
+    with pytest.raises(InvalidRequest):
+        other.join()
+    assert committer.run(lambda connection: connection.write(2)) == 2
+
+
+class Interrupted(Exception):  # noqa: N818  what a signal handler raises
+    """Somebody pressed Ctrl-C."""
+
+
+def test_an_interrupt_while_waiting_leaves_the_others_working(
+    committer: Committer[Ledger], ledger: Ledger, crew: Crew, eventually: Any
+):
+    """Ctrl-C in a thread that waits for its turn must not leave the turn with nobody (I10)."""
+
+    def interrupt(_: int, __: FrameType | None) -> None:
+        raise Interrupted
+
+    release = threading.Event()
+
+    def hold() -> None:
+        with committer.exclusive():
+            release.wait(10)
+
+    crew.start(hold)
+    eventually(lambda: committer._holder is not None)
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises(Interrupted):
+            committer.run(lambda connection: connection.write("interrupted"))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    crew.start(lambda: committer.run(lambda connection: connection.write("other")))
+    release.set()
+    crew.join(5)
+    assert ["other"] in ledger.committed
+
+
+def test_hundreds_of_operations_from_many_threads_are_each_done_once(
+    committer: Committer[Ledger], ledger: Ledger, crew: Crew
+):
+    """Nothing lost, nothing doubled, whoever leads (I2)."""
+
+    def work(number: int) -> None:
+        for turn in range(50):
+            assert committer.run(lambda c, turn=turn: c.write((number, turn))) == (number, turn)
+
+    for number in range(8):
+        crew.start(lambda number=number: work(number))
+    crew.join(30)
+    written = [value for group in ledger.committed for value in group]
+    assert sorted(written) == [(number, turn) for number in range(8) for turn in range(50)]

@@ -1,0 +1,374 @@
+"""What is SQLite's own: settings of the file, patience with locks, cached statements, and cost that stays flat."""
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+from postbus.errors import InvalidRequest, StoreUnavailable, UnsafeStore
+from postbus.model import AttemptError, Dead
+from postbus.pattern import Interest
+from postbus.payload import draft
+from postbus.retry import RetryPolicy
+from postbus.store import open_store
+from postbus.store.contract import Claim, DeadFilter, Settlement
+from postbus.store.sqlite import connection as connection_module
+from postbus.store.sqlite.connection import require_safe_sqlite
+from postbus.store.sqlite.store import SqliteStore
+from postbus.testing import FrozenClock
+from tests.conftest import Crew
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Give a place for a file."""
+    return tmp_path / "bus.db"
+
+
+@pytest.fixture
+def clock() -> FrozenClock:
+    """Give a clock that stands still."""
+    return FrozenClock()
+
+
+@pytest.fixture
+def store(path: Path, clock: FrozenClock) -> Iterator[SqliteStore]:
+    """Give an open store."""
+    store = SqliteStore(path, clock)
+    yield store
+    store.close()
+
+
+def other(path: Path) -> apsw.Connection:
+    """Open the file as an outsider, after the store has been closed or from a process of its own."""
+    return apsw.Connection(str(path))
+
+
+def publish(store: SqliteStore, count: int, **fields: Any) -> None:
+    """Publish many events of a kind."""
+    store.publish([draft({"type": "a", **fields}) for _ in range(count)])
+
+
+def claim(store: SqliteStore, limit: int = 1, **terms: Any) -> Any:
+    """Claim from the default subscription."""
+    return store.claim(Claim("default", "w", "o", limit=limit, **terms)).deliveries
+
+
+# ── the file ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_file_sets_itself_up(path: Path, store: SqliteStore):
+    """WAL, full synchronisation, incremental vacuum, and all tables at the first opening (S1.5)."""
+    publish(store, 1)
+    look = other(path)
+    tables = {row[0] for row in look.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
+    assert {"events", "subscriptions", "handlers", "routes", "deliveries", "event_log", "dedup", "breakers"} <= tables
+    assert look.pragma("journal_mode") == "wal"
+    assert look.pragma("auto_vacuum") == 2
+    look.close()
+    assert store._database.pragma("synchronous") == 2
+    assert {finding.check for finding in store.inspect(deep=False)} >= {"sqlite", "durability"}
+
+
+def test_a_payload_is_kept_as_json_text(path: Path, store: SqliteStore):
+    """Readable by any tool (S1.5)."""
+    store.publish([draft({"type": "a", "payload": {"n": [1, None]}})])
+    look = other(path)
+    assert look.execute("SELECT payload, json_extract(payload, '$.n[0]') FROM events").fetchall() == [
+        ('{"n":[1,null]}', 1)
+    ]
+    look.close()
+
+
+def test_an_id_is_not_used_again_when_its_event_is_gone(path: Path, store: SqliteStore):
+    """The sequence remembers pruned ids, over a restart too (I4)."""
+    publish(store, 3)
+    store.close()
+    look = other(path)
+    look.execute("DELETE FROM deliveries")
+    look.execute("DELETE FROM events")
+    look.close()
+    again = SqliteStore(path, FrozenClock())
+    assert again.publish([draft({"type": "a"})])[0].id == 4
+    again.close()
+
+
+@pytest.mark.parametrize(
+    ("version", "safe"),
+    [
+        (3_007_000, False), (3_044_005, False), (3_044_006, True), (3_045_000, False), (3_050_006, False),
+        (3_050_007, True), (3_051_000, False), (3_051_002, False), (3_051_003, True), (3_053_000, True),
+    ],
+)  # fmt: skip
+def test_a_sqlite_that_can_corrupt_the_file_is_refused(version: int, *, safe: bool):
+    """Only versions with the WAL-reset fix are used (I16)."""
+    if safe:
+        require_safe_sqlite(version)
+    else:
+        with pytest.raises(UnsafeStore, match="apsw"):
+            require_safe_sqlite(version)
+
+
+def test_what_is_no_database_is_refused(path: Path):
+    """Told apart from an empty file, and left as it is (I16)."""
+    path.write_bytes(b"This is a letter, not a database. " * 200)
+    before = path.read_bytes()
+    with pytest.raises(UnsafeStore, match=r"bus\.db"):
+        SqliteStore(path, FrozenClock())
+    assert path.read_bytes() == before
+
+
+def is_found_damaged(path: Path) -> bool:
+    """Return whether opening the file, or the deep look at it, tells of the damage."""
+    try:
+        damaged = SqliteStore(path, FrozenClock())
+    except UnsafeStore:
+        return True
+    try:
+        return any(not finding.ok for finding in damaged.inspect(deep=True))
+    except UnsafeStore:
+        return True
+    finally:
+        damaged.close()
+
+
+def test_a_damaged_file_is_found_by_the_deep_look(path: Path, store: SqliteStore):
+    """A page of rubbish in the middle is reported or refused, never passed over (I16)."""
+    publish(store, 2_000, payload="x" * 100)
+    store.close()
+    data = bytearray(path.read_bytes())
+    middle = len(data) // 2 // 4096 * 4096
+    data[middle : middle + 4096] = os.urandom(4096)
+    path.write_bytes(data)
+    assert is_found_damaged(path)
+
+
+def test_a_missing_folder_is_unavailable(tmp_path: Path):
+    """StoreUnavailable with the path, and nothing made (I16)."""
+    with pytest.raises(StoreUnavailable, match="missing"):
+        open_store(f"sqlite:///{tmp_path / 'missing' / 'bus.db'}")
+    assert not (tmp_path / "missing").exists()
+
+
+@pytest.mark.parametrize(
+    "url", ["sqlite:///:memory:", "sqlite://", "sqlite:///", "sqlite://host/x.db", "mysql://x/y", "bus.db", ""]
+)
+def test_a_url_that_names_no_file_is_refused(url: str):
+    """An in-memory database would lose every event, so it is refused too."""
+    with pytest.raises(InvalidRequest):
+        open_store(url)
+
+
+# ── patience ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_locked_file_is_waited_for(path: Path, store: SqliteStore, crew: Crew):
+    """Another process holds the write lock: the publish comes after it, without an error (S1.17)."""
+    publish(store, 1)
+    holder = other(path)
+    holder.execute("BEGIN IMMEDIATE")
+    waits = threading.Event()
+    patience = connection_module._Patience.__call__
+
+    def notice(self: Any, calls: int) -> bool:
+        waits.set()
+        return patience(self, calls)
+
+    connection_module._Patience.__call__ = notice
+    try:
+        crew.start(lambda: store.publish([draft({"type": "a"})]))
+        assert waits.wait(10)
+        assert crew.results == []
+        holder.execute("COMMIT")
+        assert crew.join()[0][0].id == 2
+    finally:
+        connection_module._Patience.__call__ = patience
+        holder.close()
+
+
+def test_a_file_that_stays_locked_is_unavailable_and_nothing_is_stored(
+    path: Path, store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+):
+    """After its patience StoreUnavailable, never 'database is locked'; later it works again (S1.17)."""
+    publish(store, 1)
+    monkeypatch.setattr(connection_module, "BUSY_SECONDS", 0.05)
+    holder = other(path)
+    holder.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreUnavailable, match="locked"):
+        publish(store, 1)
+    with pytest.raises(StoreUnavailable, match="locked"):
+        claim(store)
+    holder.execute("ROLLBACK")
+    holder.close()
+    assert store.stats().events == 1
+    publish(store, 1)
+    assert len(claim(store, 9)) == 2
+
+
+def test_a_full_disk_stores_nothing_and_says_so(store: SqliteStore):
+    """SQLITE_FULL is StoreUnavailable, the batch is undone, and room makes it work again (I2, I16)."""
+    publish(store, 1)
+    db = store._database
+    pages = db.pragma("page_count")
+    db.pragma("max_page_count", pages + 4)
+    with pytest.raises(StoreUnavailable, match="full"):
+        publish(store, 200, payload="x" * 1_000)
+    db.pragma("max_page_count", 1_000_000)
+    assert store.stats().events == 1
+    publish(store, 1)
+    assert len(claim(store, 9)) == 2
+
+
+def test_a_store_opened_before_a_fork_is_refused_in_the_child(store: SqliteStore, monkeypatch: pytest.MonkeyPatch):
+    """Two processes must not share a connection (I16)."""
+    monkeypatch.setattr(store, "_pid", os.getpid() + 1)
+    with pytest.raises(StoreUnavailable, match="fork"):
+        publish(store, 1)
+
+
+# ── cost ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Meter:
+    """Counts the steps of SQLite's machine that the store's connections take."""
+
+    def __init__(self, store: SqliteStore) -> None:
+        """Watch the writer and one reader that stands for all."""
+        with store._read():
+            pass
+        self._connections = [store._database._apsw, *(reader._apsw for reader, _ in store._readers)]
+        self.steps = 0
+        self.scans = 0
+
+    def of(self, action: Callable[[], Any]) -> int:
+        """Return the steps an action takes."""
+        self.steps = self.scans = 0
+        for connection in self._connections:
+            connection.trace_v2(apsw.SQLITE_TRACE_PROFILE, self._count)
+        try:
+            action()
+        finally:
+            for connection in self._connections:
+                connection.trace_v2(0, None)
+        return self.steps
+
+    def _count(self, event: dict[str, Any]) -> None:
+        status = event["stmt_status"]
+        self.steps += status["SQLITE_STMTSTATUS_VM_STEP"]
+        self.scans += status["SQLITE_STMTSTATUS_FULLSCAN_STEP"]
+
+
+def steps_of_a_claim(path: Path, backlog: int, **fields: Any) -> int:
+    """Return the steps of the third claim of one event with a backlog behind it."""
+    store = SqliteStore(path, FrozenClock())
+    publish(store, 5)
+    publish(store, backlog, **fields)
+    meter = Meter(store)
+    interests = (Interest("a"),)
+    claim(store, interests=interests)
+    claim(store, interests=interests)
+    steps = meter.of(lambda: claim(store, interests=interests))
+    assert steps > 0
+    store.close()
+    return steps
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"delay": 86_400}, {"tags": ["common"]}, {"type": "other"}], ids=["due", "tomorrow", "tags", "types"]
+)
+def test_a_claim_takes_the_same_steps_whatever_the_backlog(tmp_path: Path, fields: dict[str, Any]):
+    """A hundred or five thousand behind it, due, scheduled, tagged or of another type: the cost is flat (S0.10)."""
+    small = steps_of_a_claim(tmp_path / "small.db", 100, **fields)
+    large = steps_of_a_claim(tmp_path / "large.db", 5_000, **fields)
+    assert large <= small * 1.1 + 20
+
+
+def test_a_rare_tag_is_found_without_wading_through_the_others(tmp_path: Path):
+    """One event among thousands of the same type: the claim goes to its route (S0.10)."""
+    steps: list[int] = []
+    interests = (Interest("*", frozenset(["rare"])),)
+    for backlog in (100, 5_000):
+        store = SqliteStore(tmp_path / f"{backlog}.db", FrozenClock())
+        publish(store, backlog, tags=["common"])
+        publish(store, 3, tags=["rare"])
+        claim(store, interests=interests)
+        meter = Meter(store)
+        steps.append(meter.of(lambda store=store: claim(store, interests=interests)))
+        store.close()
+    assert steps[1] <= steps[0] * 1.1 + 20
+
+
+def kill_all(store: SqliteStore) -> None:
+    """Make dead letters of all that is due."""
+    while taken := claim(store, 500):
+        store.settle([Settlement(each.lease, Dead(AttemptError("E", "m")), "w") for each in taken])
+
+
+def test_a_page_of_dead_letters_takes_steps_for_its_own_rows(tmp_path: Path):
+    """Ten letters of two hundred or of three thousand; only the total, which has a cap, is counted (S1.18)."""
+    steps: list[int] = []
+    for dead in (200, 3_000):
+        store = SqliteStore(tmp_path / f"{dead}.db", FrozenClock())
+        publish(store, dead)
+        kill_all(store)
+        meter = Meter(store)
+
+        def page(store: SqliteStore = store) -> None:
+            assert len(store.dead_letters(DeadFilter(), limit=10, offset=0, after=None)) == 10
+
+        page()
+        steps.append(meter.of(page))
+        assert meter.scans <= dead + 20
+        store.close()
+    assert steps[1] - steps[0] <= 20 * (3_000 - 200)
+
+
+def test_recovery_takes_steps_for_what_was_stuck_alone(tmp_path: Path, clock: FrozenClock):
+    """Fifty stuck leases among a hundred or five thousand pending events cost the same (S1.15, S1.18)."""
+    steps: list[int] = []
+    for backlog in (100, 5_000):
+        store = SqliteStore(tmp_path / f"{backlog}.db", clock)
+        publish(store, 50)
+        assert len(claim(store, 50)) == 50
+        publish(store, backlog)
+        meter = Meter(store)
+        steps.append(meter.of(lambda store=store: store.expire(["o"], RetryPolicy())))
+        assert store.owners() == set()
+        store.close()
+    assert steps[1] <= steps[0] * 1.2 + 50
+
+
+def test_a_batch_is_one_commit(store: SqliteStore):
+    """A thousand events, one synchronisation of the file (S1.18)."""
+    commits: list[int] = []
+    store._database._apsw.set_commit_hook(lambda: bool(commits.append(1)))
+    publish(store, 1_000)
+    assert len(commits) == 1
+
+
+def test_statements_are_prepared_once_and_kept(store: SqliteStore):
+    """After the first round of publish, claim, settle and read, no statement is prepared anew (S1.19)."""
+
+    def live() -> None:
+        publish(store, 3)
+        taken = claim(store, 2)
+        store.settle([Settlement(each.lease, Dead(AttemptError("E", "m")), "w") for each in taken])
+        store.get(taken[0].id, "default")
+        store.dead_letters(DeadFilter(), limit=10, offset=0, after=None)
+        store.extend([each.lease for each in claim(store, 9)], RetryPolicy().delay(2))
+
+    def misses() -> int:
+        return sum(
+            db._apsw.cache_stats()["misses"] for db in (store._database, *(reader for reader, _ in store._readers))
+        )
+
+    live()
+    live()
+    before = misses()
+    for _ in range(5):
+        live()
+    assert misses() == before
