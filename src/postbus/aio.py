@@ -29,6 +29,14 @@ class _Wrapper(Generic[S]):
         self.wrapped = wrapped
         self.threads = threads
 
+    async def in_thread(self, call: Callable[[], R]) -> R:
+        """Run a blocking call in a thread; raise EventBusShutdownError after `shutdown`."""
+        try:
+            running = asyncio.get_running_loop().run_in_executor(self.threads, call)
+        except RuntimeError:
+            raise EventBusShutdownError("the bus is shut down") from None
+        return await running
+
 
 def _awaited(
     method: Callable[Concatenate[S, P], R],
@@ -37,12 +45,7 @@ def _awaited(
 
     @functools.wraps(method)
     async def call(self: _Wrapper[S], *args: P.args, **kwargs: P.kwargs) -> R:
-        bound = functools.partial(method, self.wrapped, *args, **kwargs)
-        try:
-            running = asyncio.get_running_loop().run_in_executor(self.threads, bound)
-        except RuntimeError:
-            raise EventBusShutdownError("the bus is shut down") from None
-        return await running
+        return await self.in_thread(functools.partial(method, self.wrapped, *args, **kwargs))
 
     return call
 
@@ -117,8 +120,7 @@ class AsyncEventBus(_Wrapper[EventBus]):
 
     async def start(self) -> None:
         """Begin to handle events; coroutine handlers run on the present event loop."""
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self.threads, functools.partial(self.wrapped.start, loop=loop))
+        await self.in_thread(functools.partial(self.wrapped.start, loop=asyncio.get_running_loop()))
 
     async def shutdown(self, timeout: float | None = None) -> bool:  # noqa: ASYNC109  the bus's own word for it
         """Shut down; see EventBus.shutdown."""

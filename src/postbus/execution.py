@@ -80,10 +80,6 @@ class Run:
         self.recorded: list[AttemptError] = []
         self.began = 0.0
 
-    def start(self) -> None:
-        """Let its time count from now, unless it has been begun by a thread that was left behind."""
-        self.began = self.began or time.perf_counter()
-
     @property
     def is_async(self) -> bool:
         """Whether any of its handlers must be awaited."""
@@ -124,7 +120,8 @@ class Execution:
         `is_mine` is asked before and after each: once it says no, somebody else has reported on this run, and
         nothing more is done or told. Never raises: whatever a handler raises is its outcome.
         """
-        run.start()
+        if not self._start(run, is_async=False):
+            return run.report(None)
         while run.index < len(run.handlers):
             if self._is_blocked(run):
                 return run.report(None)
@@ -139,7 +136,7 @@ class Execution:
 
     async def run_async(self, run: Run) -> Report:
         """Go through the handlers, awaiting those that are coroutines; plain ones among them get a thread."""
-        run.start()
+        self._start(run, is_async=True)
         while run.index < len(run.handlers):
             if self._is_blocked(run):
                 return run.report(None)
@@ -147,6 +144,13 @@ class Execution:
             if (ended := self.went(run, error)) is not None:
                 return ended
         return self.finished(run)
+
+    def _start(self, run: Run, *, is_async: bool) -> bool:
+        """Let a run's time count from now, with the handlers there are now; False if they want another lane."""
+        if not run.began:
+            run.began = time.perf_counter()
+            run.handlers = self.handlers.matching(run.delivery.subscription, run.delivery.event)
+        return is_async or not run.is_async
 
     def went(self, run: Run, error: BaseException | None) -> Report | None:
         """Take note of how the present handler went, and step to the next; return the report if the run ends here."""

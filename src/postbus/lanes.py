@@ -33,9 +33,11 @@ class _Seat:
     def holds(self, run: Run) -> bool:
         """Return whether the run is still this thread's own; if so, its present handler's time counts from now."""
         with self.lock:
+            if self.run is not run:
+                return False
             timeout = run.handler.timeout
             self.deadline = float("inf") if timeout is None else time.monotonic() + timeout
-            return self.run is run
+            return True
 
     def take_away(self, now: float) -> Run | None:
         """Return the run if its handler is overdue: from then on it is the caller's, not the thread's."""

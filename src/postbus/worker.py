@@ -54,6 +54,7 @@ class Worker:
         self._async = AsyncLane(execution, settings.concurrency, self._take_report, loop)
         self.changed = Signal()
         self._turns = 0
+        self._returned: dict[tuple[int, str], int] = {}
         self._beat_every = settings.lease / 3
         self._watch = store.watch()
         self._claiming = Claiming(store, execution, self._worker_id, owner)
@@ -237,9 +238,16 @@ class Worker:
         for settlement, result in zip(told, results, strict=True):
             if result is Settled.LOST:
                 logger.warning("lease_lost", extra=_fields(settlement.lease))
-        # Not at once, or a handler that is cancelled every time would keep the bus busy with nothing else.
-        later = timedelta(seconds=self._settings.poll_interval)
-        self._hand_back([each.delivery for each in batch if each.outcome is None], later)
+        self._give_back([each.delivery for each in batch if each.outcome is None])
+
+    def _give_back(self, deliveries: list[Delivery]) -> None:
+        """Hand back what was cancelled; a second time not at once, or it would keep the bus busy with nothing else."""
+        again = [each for each in deliveries if self._returned.get(each.lease[:2]) == each.attempt]
+        self._hand_back([each for each in deliveries if each not in again], timedelta(0))
+        self._hand_back(again, timedelta(seconds=self._settings.poll_interval))
+        if len(self._returned) > MOST_HELD:
+            self._returned.clear()
+        self._returned.update((each.lease[:2], each.attempt) for each in deliveries)
 
     def _let_go(self, batch: list[Report]) -> None:
         mean = sum(each.execution_time_ms for each in batch) / len(batch) / 1000

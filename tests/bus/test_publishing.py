@@ -194,9 +194,10 @@ def test_wait_without_anybody_to_handle_it_is_refused_and_nothing_is_stored(bus:
 def test_wait_cannot_be_had_inside_a_transaction(bus: EventBus):
     """The event does not exist before the commit."""
     bus.subscribe("*", lambda _: None)
-    with bus, bus.transaction() as tx, pytest.raises(InvalidRequest):
-        bus.publish("a", wait=True, connection=tx)
-    assert True
+    with bus:
+        with bus.transaction() as tx, pytest.raises(InvalidRequest):
+            bus.publish("a", wait=True, connection=tx)
+        assert bus.list().total == 0
 
 
 # ── the caller's transaction ─────────────────────────────────────────────────────────────────────────────────────────

@@ -140,9 +140,10 @@ class Operator:
         """Return the actions of an event's audit rows."""
         return [row.action.value for row in self.logs(event, subscription)]
 
-    def dead(self, limit: int = 100, offset: int = 0, after: str | None = None, **which: Any) -> Page[DeadLetter]:
-        """List dead letters."""
-        return self.store.dead_letters(DeadFilter(**which), limit=limit, offset=offset, after=after)
+    def dead(self, limit: int = 100, offset: int = 0, after: int | str | None = None, **which: Any) -> Page[DeadLetter]:
+        """List dead letters; `after` is `next` of the page before."""
+        cursor = None if after is None else str(after)
+        return self.store.dead_letters(DeadFilter(**which), limit=limit, offset=offset, after=cursor)
 
     def list(self, status: Status | None = None, **filters: Any) -> Page[Event]:
         """List events."""

@@ -9,7 +9,7 @@ from postbus.model import AttemptError, Dead, DoneWithErrors, Lease, Outcome, Re
 from postbus.retry import RetryPolicy
 from postbus.store.contract import Settled, Settlement
 from postbus.testing import FrozenClock
-from tests.contract.stores import DEAD, DONE, FLAWED, LEASE, OUTCOMES, RETRY, Operator, ids, one_try
+from tests.contract.stores import DEAD, DONE, FLAWED, LEASE, OUTCOMES, RETRY, Operator, ids, one_try, wanting
 
 
 def pairs() -> list[tuple[Outcome, Outcome]]:
@@ -113,17 +113,18 @@ def test_of_two_outcomes_for_one_lease_in_one_call_the_first_counts(op: Operator
     assert (op.stand(event).status, op.actions(event)) == (op.stand(alone).status, op.actions(alone))
 
 
+@pytest.mark.parametrize("took", [None, 1.5])
 @pytest.mark.parametrize("outcome", OUTCOMES, ids=kind)
-def test_a_late_worker_cannot_settle(op: Operator, outcome: Outcome):
+def test_a_late_worker_cannot_settle(op: Operator, outcome: Outcome, took: float | None):
     """Once another claim has the delivery, the old epoch changes nothing (I8)."""
     event = op.publish()
     late = op.take(worker="late")
     op.end_leases()
     heir = op.take(worker="heir")
     before, rows = op.stand(event), op.logs(event)
-    assert op.settle(late, outcome) is Settled.LOST
+    assert op.settle(late, outcome, execution_time_ms=took) is Settled.LOST
     assert (op.stand(event), op.logs(event)) == (before, rows)
-    assert op.settle(heir, DONE) is Settled.APPLIED
+    assert op.settle(heir, DONE, execution_time_ms=took) is Settled.APPLIED
 
 
 @pytest.mark.parametrize("outcome", OUTCOMES, ids=kind)
@@ -196,6 +197,30 @@ def test_a_settlement_that_loses_does_not_stop_its_neighbours(op: Operator):
         Status.FAILED,
         Status.COMPLETED_WITH_ERRORS,
     ]
+
+
+def test_a_large_batch_that_simply_worked_is_settled_like_single_ones(op: Operator, clock: FrozenClock):
+    """Two hundred of two subscriptions, a stale one and a double among them: each row as if settled alone (I8, I13)."""
+    op.subscription("other")
+    op.publish_all(*({"type": f"t{n % 3}", "tags": ["x"], "priority": n % 2} for n in range(100)))
+    held = op.take_all() + op.take_all("other")
+    stale, double = held[7], held[8]
+    op.store.reset(stale.id, "default", "stuck", "me")
+    heir = op.take(worker="heir")
+    clock.advance(1)
+    told = [Settlement(each.lease, DONE, "w", execution_time_ms=n / 3) for n, each in enumerate(held)]
+    answers = op.store.settle([*told, Settlement(heir.lease, DONE, "heir", execution_time_ms=0.5)])
+    assert [n for n, answer in enumerate(answers) if answer is Settled.LOST] == [7]
+    assert op.store.settle([told[8], told[9]]) == [Settled.REPEATED] * 2
+    for n, delivery in enumerate(held):
+        row = op.logs(delivery.id, delivery.subscription)[-1]
+        assert (row.action, row.status, row.created_at) == ("COMPLETED", Status.COMPLETED, clock.now())
+        if n != 7:
+            assert (row.epoch, row.attempt, row.worker_id) == (delivery.epoch, 1, "w")
+            assert row.execution_time_ms == pytest.approx(n / 3)
+    assert op.logs(stale.id, "default")[-1].worker_id == "heir"
+    assert op.actions(double.id, "default") == ["PICKED", "COMPLETED"]
+    assert op.claim(9) == op.claim(9, "other") == []
 
 
 def test_nothing_to_settle_is_no_error(op: Operator):
@@ -319,6 +344,19 @@ def test_releasing_gives_the_attempt_back(op: Operator, clock: FrozenClock):
     stand = op.stand(event)
     assert (stand.status, stand.attempt, stand.retry_count) == (Status.PENDING, 0, 0)
     assert op.actions(event) == ["PICKED", "RELEASED"]
+    assert op.take().attempt == 1
+
+
+def test_a_release_may_put_the_delivery_off(op: Operator, clock: FrozenClock):
+    """Due after the delay and not before; it is still work to do, for nobody's publisher delayed it (S0.7)."""
+    event = op.publish()
+    delivery = op.take()
+    assert op.store.release([delivery.lease], "w", timedelta(seconds=5)) == 1
+    assert op.stand(event).attempt == 0
+    assert op.claim() == []
+    work = op.store.work("default", wanting("*"))
+    assert work.due or work.leased or work.retrying
+    clock.advance(5)
     assert op.take().attempt == 1
 
 

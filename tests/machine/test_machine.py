@@ -31,6 +31,7 @@ KINDS = st.sampled_from(["a.x", "a.y", "b"])
 NAMES = st.sampled_from(sorted(QUEUES))
 RETRIES = st.builds(Retry, st.sampled_from([0, 5, 60]).map(lambda seconds: timedelta(seconds=seconds)), st.just(OOPS))
 OUTCOMES = st.one_of(st.just(DONE), st.just(DoneWithErrors((OOPS,))), RETRIES, st.just(Dead(OOPS)))
+TIMES = st.sampled_from([None, 0.0, 12.5])
 UNFINISHED = (Status.PENDING, Status.PROCESSING)
 
 
@@ -134,17 +135,18 @@ class BusMachine(RuleBasedStateMachine):
         if stands:
             self.model.items[lease.event_id, lease.subscription].due = self.model.now + ours
 
-    @rule(lease=leases, outcome=OUTCOMES)
-    def settle(self, lease: Lease, outcome: Outcome) -> None:
+    @rule(lease=leases, outcome=OUTCOMES, took=TIMES)
+    def settle(self, lease: Lease, outcome: Outcome, took: float | None) -> None:
         """Present, stale and settled epochs alike get the answer the model gives (I8, I9)."""
-        (answer,) = self.op.store.settle([Settlement(lease, outcome, "w")])
+        (answer,) = self.op.store.settle([Settlement(lease, outcome, "w", execution_time_ms=took)])
         assert answer in self.model.settle(lease, outcome)
 
-    @rule(batch=st.lists(st.tuples(leases, OUTCOMES), min_size=2, max_size=4))
-    def settle_together(self, batch: list[tuple[Lease, Outcome]]) -> None:
+    @rule(batch=st.lists(st.tuples(leases, OUTCOMES, TIMES), min_size=2, max_size=5))
+    def settle_together(self, batch: list[tuple[Lease, Outcome, float | None]]) -> None:
         """Several at once are settled in order, each for itself (I8, I9)."""
-        answers = self.op.store.settle([Settlement(lease, outcome, "w") for lease, outcome in batch])
-        for (lease, outcome), answer in zip(batch, answers, strict=True):
+        told = [Settlement(lease, outcome, "w", execution_time_ms=took) for lease, outcome, took in batch]
+        answers = self.op.store.settle(told)
+        for (lease, outcome, _), answer in zip(batch, answers, strict=True):
             assert answer in self.model.settle(lease, outcome)
 
     @rule(lease=leases)
@@ -260,7 +262,7 @@ def run(kind: str, examples: int, steps: int) -> None:
 @pytest.mark.parametrize("kind", sorted(URLS))
 def test_random_histories_agree_with_the_model(kind: str):
     """Publish, claim, extend, settle, reset, restart in any order: store and dict agree (I3, I7, I8, I9, I12, I13)."""
-    run(kind, examples=150, steps=40)
+    run(kind, examples=250, steps=40)
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 def test_an_id_is_the_first_eight_bytes_of_the_md5_of_the_parts(
     parts: tuple[str, int, str, str], *, solo: bool, identity: int
 ):
-    """Written down once more, so that other languages and stores can be held to it (I18)."""
+    """Written down once more, so that other languages and stores can be held to it."""
     text = "\x1f".join([parts[0], str(parts[1]), parts[2], parts[3], "1" if solo else "0"])
     expected = int.from_bytes(hashlib.md5(text.encode()).digest()[:8], "big", signed=True)  # noqa: S324
     assert route_id(*parts, solo=solo) == expected == identity

@@ -59,6 +59,7 @@ __all__ = ["SqliteStore"]
 
 R = TypeVar("R")
 APPLICATION_ID: Final = int.from_bytes(b"post")
+"""Set by the first migration: it tells our file from another program's."""
 DEDUP_WINDOW: Final = timedelta(days=7)
 HANDLER_MEMORY: Final = timedelta(days=7)
 CHUNK: Final = 1_000
@@ -517,7 +518,7 @@ class _Schema:
     def apply(self, number: int, sql: str) -> None:
         with self._committer.exclusive() as db:
             if db.pragma("user_version") == number - 1:
-                db.script(f"{sql}; PRAGMA application_id = {APPLICATION_ID:d}; PRAGMA user_version = {number:d}")
+                db.script(f"{sql}; PRAGMA user_version = {number:d}")
 
 
 def _breaker(db: Database, name: str) -> BreakerState:

@@ -1,3 +1,5 @@
+PRAGMA application_id = 1886352244; -- "post"
+
 -- Moments are whole microseconds since 1970 in UTC. JSON is kept as text.
 
 CREATE TABLE meta (key TEXT PRIMARY KEY, value NOT NULL) WITHOUT ROWID;
@@ -81,7 +83,7 @@ CREATE TABLE deliveries (
 CREATE INDEX deliveries_due ON deliveries (route, due_at, event_id);
 
 -- Leased, dead and waiting for a retry, each found without wading through what waits for its first attempt.
-CREATE INDEX deliveries_tried ON deliveries (state, subscription, created_at, event_id) WHERE attempt > 0;
+CREATE INDEX deliveries_tried ON deliveries (state, subscription, created_at, event_id) WHERE claimed_at IS NOT NULL;
 
 -- The row that ends a delivery tells its whole story (type … errors), so facts need no join.
 CREATE TABLE event_log (
