@@ -11,7 +11,7 @@ holds one starts with a space, which tells `decode` to read it with the standard
 import json
 import marshal
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
@@ -39,6 +39,7 @@ _SIMPLE: Final = frozenset({"type", "payload"})
 BITS_A_DIGIT: Final = 3.3219
 _WIDE: Final = 1 << 63
 _PLAIN: Final = frozenset({str, dict, list, int, float, bool, type(None)})
+_DICT: Final[Any] = dict
 _BOXES: Final[frozenset[type[Any]]] = frozenset({dict, list})
 _STRICT: Final = orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS
 
@@ -103,12 +104,10 @@ def _check_shape(payload: Json) -> None:
             return
         if len(level) > MAX_PAYLOAD:
             raise InvalidPayloadError(f"the payload has more than {MAX_PAYLOAD:,} parts")
-        level = [part for box in level for part in _parts(box) if type(part) in _BOXES]
+        level = [
+            part for box in level for part in (box.values() if type(box) is _DICT else box) if type(part) in _BOXES
+        ]
     raise InvalidPayloadError(f"the payload is nested more than {MAX_DEPTH} levels deep")
-
-
-def _parts(box: Any) -> Iterable[Any]:
-    return cast("dict[str, Any]", box).values() if type(box) is dict else box
 
 
 def decode(text: str) -> Json:

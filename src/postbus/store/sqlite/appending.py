@@ -58,9 +58,7 @@ class Appending:
 
     def _deliver(self, wanted: Fanout, due: int, ids: list[int]) -> None:
         """Make the deliveries of events that go the same ways: one statement for each subscription."""
-        if not wanted:
-            return
-        array = json_array(ids)
+        array = json_array(ids) if wanted else ""
         for name, route in wanted:
             self._db.run("add_deliveries", (name, route, due, self._now, array))
 

@@ -31,6 +31,7 @@ class Catalog:
     def __init__(self) -> None:
         """Begin with nothing remembered."""
         self.head = 0
+        self._seen = -1
         self.forget()
 
     def forget(self) -> None:
@@ -41,6 +42,13 @@ class Catalog:
         self._queues: tuple[str, ...] = ()
         self._book = RouteBook()
         self._fanout: dict[tuple[str, tuple[str, ...], int], Fanout] = {}
+
+    def renew(self, db: Database) -> None:
+        """Refresh if another connection has written since the last time: for the writer, whose own writes are known."""
+        seen = db.value("data_version")
+        if seen != self._seen or self._version < 0:
+            self.refresh(db)
+            self._seen = seen
 
     def refresh(self, db: Database) -> None:
         """Take in what has changed since the last time; `db` is inside a transaction."""

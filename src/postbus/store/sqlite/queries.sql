@@ -6,6 +6,10 @@ SELECT (SELECT value FROM meta WHERE key = 'catalog'),
        coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'routes'), 0),
        coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'events'), 0);
 
+-- name: data_version
+-- Changes when another connection has written; a look at shared memory, not at the disk.
+PRAGMA data_version;
+
 -- name: bump_catalog
 UPDATE meta SET value = value + 1 WHERE key = 'catalog';
 

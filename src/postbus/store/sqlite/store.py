@@ -129,7 +129,7 @@ class SqliteStore:
         self._wake()
 
     def _appending(self, db: Database) -> Appending:
-        self._catalog.refresh(db)
+        self._catalog.renew(db)
         return Appending(db, self._catalog, self.now())
 
     # ── the lease verbs ──────────────────────────────────────────────────────────────────────────────────────────
@@ -218,6 +218,11 @@ class SqliteStore:
 
     def is_dead(self, owner: str) -> bool:
         return self._liveness.is_dead(owner)
+
+    def _bump(self, db: Database) -> None:
+        """Have every connection, this one too, read subscriptions and routes anew."""
+        db.run("bump_catalog")
+        self._catalog.forget()
 
     def _leases(self, db: Database) -> Leases:
         return Leases(db, self._catalog, to_micros(self.now()))
@@ -325,11 +330,11 @@ class SqliteStore:
         )
 
         def create(db: Database) -> Subscription:
-            self._catalog.refresh(db)
+            self._catalog.renew(db)
             if any(each.name == name for each in self._catalog.subscriptions()):
                 raise Conflict(f"there is a subscription {name!r} already")
             db.run("add_subscription", row)
-            db.run("bump_catalog")
+            self._bump(db)
             self._catalog.refresh(db)
             if mode is Mode.QUEUE and start != "now":
                 self._appending(db).backfill(name, 0 if start == "beginning" else int(start))
@@ -342,12 +347,12 @@ class SqliteStore:
     def widen_subscription(self, name: str, pattern: str) -> bool:
 
         def widen(db: Database) -> bool:
-            self._catalog.refresh(db)
+            self._catalog.renew(db)
             found = self._catalog.subscription(name)
             if pattern in found.patterns or "*" in found.patterns:
                 return False
             db.run("set_patterns", (orjson.dumps([*found.patterns, pattern]).decode(), name))
-            db.run("bump_catalog")
+            self._bump(db)
             return True
 
         return self._write(widen)
@@ -355,10 +360,10 @@ class SqliteStore:
     def pause_subscription(self, name: str, paused: bool) -> None:  # noqa: FBT001  the state itself
 
         def pause(db: Database) -> None:
-            self._catalog.refresh(db)
+            self._catalog.renew(db)
             self._catalog.subscription(name)
             db.run("set_paused", (paused, name))
-            db.run("bump_catalog")
+            self._bump(db)
 
         self._write(pause)
         self._wake()
@@ -366,11 +371,11 @@ class SqliteStore:
     def delete_subscription(self, name: str, actor: str) -> int:
 
         def delete(db: Database) -> int:
-            self._catalog.refresh(db)
+            self._catalog.renew(db)
             self._catalog.subscription(name)
             count = self._burials(db, actor).discard_all(name)
             db.run("drop_subscription", (name,))
-            db.run("bump_catalog")
+            self._bump(db)
             return count
 
         return self._write(delete)
@@ -430,7 +435,7 @@ class SqliteStore:
                 db.run("drop_unused_routes")
                 if db.changed():
                     removed += db.changed()
-                    db.run("bump_catalog")
+                    self._bump(db)
             if db.value("free_pages") > ENOUGH_FREE_PAGES:
                 db.run("give_back_pages")
             return removed
@@ -471,11 +476,11 @@ class SqliteStore:
             raise translate(self._path, error) from error
 
     def _write_catalogued(self, operation: Callable[[Database], R]) -> R:
-        def refreshed(db: Database) -> R:
-            self._catalog.refresh(db)
+        def renewed(db: Database) -> R:
+            self._catalog.renew(db)
             return operation(db)
 
-        return self._write(refreshed)
+        return self._write(renewed)
 
     @contextmanager
     def _read(self) -> Generator[Reading]:

@@ -55,4 +55,4 @@ class FileWatch:
 
     def _version(self) -> int:
         with self._lock:
-            return -1 if self._closed else self._db.pragma("data_version")
+            return -1 if self._closed else self._db.value("data_version")
