@@ -43,7 +43,7 @@ from postbus.model import (
 )
 from postbus.observe import logger, probe
 from postbus.pattern import Interest, check_pattern
-from postbus.payload import Draft, draft
+from postbus.payload import Draft, draft, drafts
 from postbus.retry import RetryPolicy
 from postbus.store import open_store
 from postbus.store.contract import Claim, Settled, Settlement, Store, Transaction
@@ -186,14 +186,14 @@ class EventBus:
         self, events: Iterable[NewEvent | Mapping[str, Any]], *, connection: Transaction | None = None
     ) -> list[Event]:
         """Store many events, all or none, in the order given."""
-        return self._store_drafts([draft(event) for event in events], connection)
+        return self._store_drafts(drafts(events), connection)
 
-    def _store_drafts(self, drafts: list[Draft], connection: Transaction | None) -> list[Event]:
+    def _store_drafts(self, ready: list[Draft], connection: Transaction | None) -> list[Event]:
         self._open()
         probe("publishing")
         if connection is not None:
-            return connection.publish(drafts)
-        return self.store.publish(drafts)
+            return connection.publish(ready)
+        return self.store.publish(ready)
 
     def _wait_settled(self, event: Event, names: tuple[str, ...], timeout: float | None) -> Event:
         if not self._signal().wait_for(lambda: self.store.settled(event.id, names), timeout):

@@ -11,7 +11,7 @@ holds one starts with a space, which tells `decode` to read it with the standard
 import json
 import marshal
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
@@ -24,7 +24,7 @@ import uuid_utils
 from postbus.errors import InvalidEventError, InvalidPayloadError
 from postbus.model import Json, NewEvent
 
-__all__ = ["MAX_DEPTH", "MAX_PAYLOAD", "Draft", "decode", "draft", "encode", "parse"]
+__all__ = ["MAX_DEPTH", "MAX_PAYLOAD", "Draft", "decode", "draft", "drafts", "encode", "parse"]
 
 MAX_DEPTH: Final = 64
 MAX_PAYLOAD: Final = 1_048_576
@@ -37,6 +37,7 @@ MAX_DIGITS: Final = 4_300
 FIELDS: Final = frozenset(field.name for field in fields(NewEvent))
 _SIMPLE: Final = frozenset({"type", "payload"})
 BITS_A_DIGIT: Final = 3.3219
+ENCODE_CHUNK: Final = 100
 _WIDE: Final = 1 << 63
 _PLAIN: Final = frozenset({str, dict, list, int, float, bool, type(None)})
 _DICT: Final[Any] = dict
@@ -66,43 +67,58 @@ class Draft(NamedTuple):
 
 def encode(payload: Json) -> str:
     """Return the text to store for a payload; raise InvalidPayloadError if it would not come back the same."""
-    return _encode(payload)[0]
+    return _encode([payload])[0][0]
 
 
-def _encode(payload: Json) -> tuple[str, Json]:
-    """Return the text to store and what it reads back as.
+def _encode(payloads: list[Json]) -> list[tuple[str, Json]]:
+    """Return for each payload the text to store and what it reads back as.
 
-    The checks are done in C: orjson writes and reads it back, equality finds what changed on the way, and marshal,
-    which knows exact types only, what equality overlooks (an IntEnum equals its number). Only a payload that fails one
-    of them is gone through value by value, to say what is wrong with it, or that it is good after all.
+    The checks are done in C, for all at once: orjson writes and reads them back, equality finds what changed on the
+    way, and marshal, which knows exact types only, what equality overlooks (an IntEnum equals its number).
+    Only when one of them fails is each payload gone through value by value, to say what is wrong with it.
     """
-    _check_shape(payload)
-    data, value = b"", None
+    _check_shape(payloads)
     try:
-        data = orjson.dumps(payload, option=_STRICT)
-        value = orjson.loads(data)
-        marshal.dumps(payload)
-        good = value == payload and not (b"\\" in data and b"\\u0000" in data)
+        # Decoded one by one: kept as bytes, each would hold on to orjson's larger buffer, at four times the cost.
+        texts = [orjson.dumps(payload, option=_STRICT).decode() for payload in payloads]
+        joined = f"[{','.join(texts)}]"
+        values: list[Json] = orjson.loads(joined)
+        marshal.dumps(payloads)
+        good = values == payloads and not ("\\" in joined and "\\u0000" in joined)
     except (TypeError, ValueError):
-        good = False
-    if not good and _check(payload):
-        data = b" " + json.dumps(payload, separators=(",", ":")).encode()
-        value = json.loads(data)
-    if len(data) > MAX_PAYLOAD:
+        good, texts, values = False, [], []
+    if not good:
+        return [_encode_carefully(payload) for payload in payloads]
+    for text in texts:
+        _check_size(text)
+    return list(zip(texts, values, strict=True))
+
+
+def _encode_carefully(payload: Json) -> tuple[str, Json]:
+    wide = _check(payload)
+    text = " " + json.dumps(payload, separators=(",", ":")) if wide else orjson.dumps(payload).decode()
+    _check_size(text)
+    return text, decode(text)
+
+
+def _check_size(text: str) -> None:
+    if len(text) <= MAX_PAYLOAD // 4:  # no character takes more than four bytes
+        return
+    if (size := len(text.encode())) > MAX_PAYLOAD:
         raise InvalidPayloadError(
-            f"the payload has {len(data):,} bytes of JSON, the limit is {MAX_PAYLOAD:,}: "
+            f"the payload has {size:,} bytes of JSON, the limit is {MAX_PAYLOAD:,}: "
             "store it elsewhere and publish a reference"
         )
-    return data.decode(), value
 
 
-def _check_shape(payload: Json) -> None:
+def _check_shape(payloads: list[Json]) -> None:
     """Raise InvalidPayloadError for what is too deep or has too many parts to be written at all."""
-    level: list[Any] = [payload] if type(payload) in _BOXES else []
+    level: list[Any] = [payload for payload in payloads if type(payload) in _BOXES]
+    most = MAX_PAYLOAD * len(payloads)
     for _ in range(MAX_DEPTH + 1):
         if not level:
             return
-        if len(level) > MAX_PAYLOAD:
+        if len(level) > most:
             raise InvalidPayloadError(f"the payload has more than {MAX_PAYLOAD:,} parts")
         level = [
             part for box in level for part in (box.values() if type(box) is _DICT else box) if type(part) in _BOXES
@@ -217,11 +233,22 @@ def _why_not(value: object) -> str:
 
 def draft(new: NewEvent | Mapping[str, Any]) -> Draft:
     """Validate an event to publish; raise InvalidEventError or InvalidPayloadError, naming what is wrong."""
-    given = _given(new)
+    return drafts([new])[0]
+
+
+def drafts(events: Iterable[NewEvent | Mapping[str, Any]]) -> list[Draft]:
+    """Validate events to publish, all or none: the first that is wrong raises."""
+    given = [_given(new) for new in events]
+    encoded: list[tuple[str, Json]] = []
+    for start in range(0, len(given), ENCODE_CHUNK):
+        encoded += _encode([each.get("payload") for each in given[start : start + ENCODE_CHUNK]])
+    return [_draft(each, text, value) for each, (text, value) in zip(given, encoded, strict=True)]
+
+
+def _draft(given: Mapping[str, Any], text: str, value: Json) -> Draft:
     get = given.get
     if given.keys() <= _SIMPLE:
         # Most events are a type and a payload.
-        text, value = _encode(get("payload"))
         return Draft(_uid(None), _type_of(get("type")), text, value)
     kind, tags, uid, key, title, description = map(get, ("type", "tags", "uid", "key", "title", "description"))
     delay, at, priority, max_retries = map(get, ("delay", "at", "priority", "max_retries"))
@@ -231,7 +258,8 @@ def draft(new: NewEvent | Mapping[str, Any]) -> Draft:
     return Draft(
         _uid(uid),
         _type_of(kind),
-        *_encode(get("payload")),
+        text,
+        value,
         uid is not None,
         () if tags is None or tags == () else _tags(tags),
         None if key is None else _name(key, "key", MAX_TYPE),

@@ -49,6 +49,7 @@ class BusMachine(RuleBasedStateMachine):
         self.model = Model(self.site.clock.now())
         self.uids: dict[str, tuple[int, str]] = {}
         self.op = Operator(self.site.open(), self.site.clock)
+        self.other = Operator(self.site.open(), self.site.clock)
 
     def teardown(self) -> None:
         """Close it."""
@@ -185,6 +186,16 @@ class BusMachine(RuleBasedStateMachine):
         """Move the one clock on (S2.2)."""
         self.site.clock.advance(seconds)
         self.model.now = self.site.clock.now()
+
+    @rule()
+    def change_process(self) -> None:
+        """Go on through another store on the same place, which must have seen everything."""
+        self.op, self.other = self.other, self.op
+
+    @rule()
+    def tidy(self) -> None:
+        """Tidy up: nothing that lives is touched."""
+        self.op.store.tidy()
 
     @rule()
     def restart(self) -> None:

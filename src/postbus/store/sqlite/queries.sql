@@ -196,20 +196,20 @@ UPDATE deliveries SET state = 0, due_at = ?, ready_at = ?, updated_at = ?, epoch
 -- name: expired_leases
 SELECT event_id, subscription, route, state, due_at, attempt, retry_count, max_retries, epoch, worker_id, errors,
        created_at, ready_at, claimed_at
-  FROM deliveries INDEXED BY deliveries_tried WHERE state = 1 AND claimed_at IS NOT NULL AND due_at <= ? LIMIT ?;
+  FROM deliveries INDEXED BY deliveries_tried WHERE tried = 1 AND due_at <= ? LIMIT ?;
 
 -- name: leases_of
 SELECT event_id, subscription, route, state, due_at, attempt, retry_count, max_retries, epoch, worker_id, errors,
        created_at, ready_at, claimed_at
-  FROM deliveries INDEXED BY deliveries_tried WHERE state = 1 AND claimed_at IS NOT NULL AND owner = ? LIMIT ?;
+  FROM deliveries INDEXED BY deliveries_tried WHERE tried = 1 AND owner = ? LIMIT ?;
 
 -- name: lease_owners
-SELECT DISTINCT owner FROM deliveries INDEXED BY deliveries_tried WHERE state = 1 AND claimed_at IS NOT NULL;
+SELECT DISTINCT owner FROM deliveries INDEXED BY deliveries_tried WHERE tried = 1;
 
 -- name: tried_routes
 -- Routes with a delivery that is leased (1), or waiting for a retry (0).
-SELECT DISTINCT state, route FROM deliveries INDEXED BY deliveries_tried
- WHERE state IN (0, 1) AND subscription = ? AND claimed_at IS NOT NULL;
+SELECT DISTINCT tried, route FROM deliveries INDEXED BY deliveries_tried
+ WHERE tried IN (0, 1) AND subscription = ?;
 
 -- name: unfinished
 SELECT 1 FROM deliveries WHERE event_id = ? AND subscription = ? AND state IN (0, 1);
@@ -237,7 +237,7 @@ SELECT event_id FROM deliveries WHERE event_id < ? AND subscription = ? AND stat
 -- name: tried_below
 -- Leased (1) or dead (2) ones: few rows, so they are sorted here.
 SELECT event_id FROM deliveries INDEXED BY deliveries_tried
- WHERE state = ?3 AND subscription = ?2 AND claimed_at IS NOT NULL AND event_id < ?1 ORDER BY event_id DESC;
+ WHERE tried = ?3 AND subscription = ?2 AND event_id < ?1 ORDER BY event_id DESC;
 
 -- name: completed_below
 -- A subscription deleted and made anew has its own deliveries: what the old one completed may be pending in the new.
@@ -249,13 +249,13 @@ SELECT DISTINCT event_id FROM event_log INDEXED BY event_log_completed
 -- name: dead
 -- Newest event first, straight off the index; the keyset is (created_at, event_id).
 SELECT event_id, subscription, created_at FROM deliveries INDEXED BY deliveries_tried
- WHERE state = 2 AND subscription = ?1 AND claimed_at IS NOT NULL
+ WHERE tried = 2 AND subscription = ?1
    AND (created_at, event_id) < (?2, ?3)
  ORDER BY created_at DESC, event_id DESC;
 
 -- name: count_dead
 SELECT count(*) FROM (SELECT 1 FROM deliveries INDEXED BY deliveries_tried
- WHERE state = 2 AND subscription = ?1 AND claimed_at IS NOT NULL LIMIT ?2);
+ WHERE tried = 2 AND subscription = ?1 LIMIT ?2);
 
 -- name: dead_one
 SELECT event_id, subscription, route, attempt, errors, died_at, last_retry_at, created_at, epoch

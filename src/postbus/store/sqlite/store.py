@@ -81,7 +81,9 @@ class SqliteStore:
         self._catalog = Catalog()
         self._liveness = Liveness(path)
         self._readers: list[tuple[Database, Catalog]] = []
-        self._hot: set[tuple[str, tuple[Interest, ...], tuple[Interest, ...]]] = set()
+        self._published = 0
+        self._looked: dict[tuple[str, tuple[Interest, ...], tuple[Interest, ...]], int] = {}
+        """For each kind of claim: how often this process had published when it last found less than it asked for."""
         self._watches: list[FileWatch] = []
         self._lock = threading.Lock()
         self._closed = False
@@ -113,6 +115,7 @@ class SqliteStore:
 
     def publish(self, drafts: Sequence[Draft]) -> list[Event]:
         events = self._write(lambda db: self._appending(db).append(drafts))
+        self._published += 1
         self._wake()
         return events
 
@@ -136,18 +139,18 @@ class SqliteStore:
 
     def claim(self, claim: Claim) -> Claimed:
         key = (claim.subscription, claim.interests, claim.blocked)
-        if key not in self._hot:
+        published = self._published
+        if self._looked.get(key, published) == published:
+            # Nothing is known to have come: look before waiting for the write lock.
             with self._read() as reading:
                 selection = reading.catalog.select(*key)
                 if reading.catalog.subscription(claim.subscription).paused:
                     return Claimed()
                 if not reading.is_due(selection):
+                    self._looked[key] = published
                     return Claimed(next_due=moment(reading.next_due(selection)))
         taken, suspects = self._write_catalogued(lambda db: self._claim(db, claim))
-        if len(taken) >= claim.limit:
-            self._hot.add(key)
-        else:
-            self._hot.discard(key)
+        self._looked[key] = published if len(taken) < claim.limit else -1
         return Claimed(self._loaded(claim, taken) if taken else (), suspects=suspects)
 
     def _claim(self, db: Database, claim: Claim) -> tuple[list[Taken], bool]:
