@@ -54,6 +54,7 @@ class Worker:
         self._async = AsyncLane(execution, settings.concurrency, self._take_report, loop)
         self.changed = Signal()
         self._turns = 0
+        self._told_worn_out = False
         self._returned: dict[tuple[int, str], int] = {}
         self._beat_every = settings.lease / 3
         self._watch = store.watch()
@@ -133,7 +134,7 @@ class Worker:
         """Claim for each subscription in turn; return how long nothing more is expected."""
         self.changed.notify()
         names = self._execution.handlers.subscriptions()
-        if not names or self._is_busy() or self.worn_out:
+        if not names or self._is_busy() or self._is_worn_out():
             return self._settings.poll_interval
         pause = self._settings.poll_interval
         self._draining = False
@@ -148,6 +149,12 @@ class Worker:
             if self._is_busy():
                 break
         return pause
+
+    def _is_worn_out(self) -> bool:
+        if self.worn_out and not self._told_worn_out:
+            logger.error("worker_worn_out", extra={"hung_handlers": len(self._threads.hung)})
+        self._told_worn_out = self.worn_out
+        return self.worn_out
 
     def _is_busy(self) -> bool:
         """Return whether to wait for settlements before claiming again.

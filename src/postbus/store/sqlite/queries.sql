@@ -106,7 +106,7 @@ UPDATE meta SET value = value + ? WHERE key = 'epoch' RETURNING value;
 
 -- name: lease
 -- The whole batch in one step; epochs rise in the order of the array.
-UPDATE deliveries SET state = 1, due_at = ?3, epoch = ?4 + taken.key, attempt = attempt + 1, claimed_at = ?5,
+UPDATE deliveries SET state = 1, tried = 1, due_at = ?3, epoch = ?4 + taken.key, attempt = attempt + 1, claimed_at = ?5,
        updated_at = ?5, worker_id = ?6, owner = ?7
   FROM json_each(?1) AS taken
  WHERE deliveries.event_id = taken.value AND deliveries.subscription = ?2;
@@ -166,12 +166,13 @@ SELECT event_id, subscription, route, state, due_at, attempt, retry_count, max_r
 
 -- name: end_attempt
 -- A failed or expired attempt that will be followed by another.
-UPDATE deliveries SET state = 0, route = ?, due_at = ?, ready_at = ?, updated_at = ?, epoch = ?, retry_count = ?,
+UPDATE deliveries SET state = 0, tried = 0, route = ?, due_at = ?, ready_at = ?, updated_at = ?, epoch = ?,
+       retry_count = ?,
        errors = ?
  WHERE event_id = ? AND subscription = ? AND epoch = ?;
 
 -- name: bury
-UPDATE deliveries SET state = 2, route = ?, due_at = NULL, updated_at = ?, epoch = ?, retry_count = ?, errors = ?,
+UPDATE deliveries SET state = 2, tried = 2, route = ?, due_at = NULL, updated_at = ?, epoch = ?, retry_count = ?, errors = ?,
        died_at = ?
  WHERE event_id = ? AND subscription = ? AND epoch = ?;
 
@@ -185,12 +186,12 @@ UPDATE deliveries SET due_at = ?, updated_at = ? WHERE event_id = ? AND subscrip
 RETURNING event_id, subscription, epoch;
 
 -- name: release
-UPDATE deliveries SET state = 0, due_at = ?, ready_at = ?, updated_at = ?, epoch = ?, attempt = attempt - 1
+UPDATE deliveries SET state = 0, tried = 0, due_at = ?, ready_at = ?, updated_at = ?, epoch = ?, attempt = attempt - 1
  WHERE event_id = ? AND subscription = ? AND epoch = ? AND state = 1
 RETURNING event_id, subscription, attempt;
 
 -- name: make_due
-UPDATE deliveries SET state = 0, due_at = ?, ready_at = ?, updated_at = ?, epoch = ?
+UPDATE deliveries SET state = 0, tried = tried * 0, due_at = ?, ready_at = ?, updated_at = ?, epoch = ?
  WHERE event_id = ? AND subscription = ? AND epoch = ?;
 
 -- name: expired_leases
@@ -262,7 +263,7 @@ SELECT event_id, subscription, route, attempt, errors, died_at, last_retry_at, c
   FROM deliveries WHERE event_id = ? AND subscription = ? AND state = 2;
 
 -- name: revive
-UPDATE deliveries SET state = 0, route = ?, due_at = ?, ready_at = ?, updated_at = ?, epoch = ?, attempt = 0,
+UPDATE deliveries SET state = 0, tried = NULL, route = ?, due_at = ?, ready_at = ?, updated_at = ?, epoch = ?, attempt = 0,
        retry_count = 0, claimed_at = NULL, errors = NULL, died_at = NULL, last_retry_at = ?
  WHERE event_id = ? AND subscription = ? AND state = 2;
 

@@ -63,6 +63,7 @@ APPLICATION_ID: Final = int.from_bytes(b"post")
 DEDUP_WINDOW: Final = timedelta(days=7)
 HANDLER_MEMORY: Final = timedelta(days=7)
 CHUNK: Final = 1_000
+MAX_REMEMBERED: Final = 1_000
 SPARE_ROUTES: Final = 10_000
 ENOUGH_FREE_PAGES: Final = 2_000
 
@@ -150,8 +151,13 @@ class SqliteStore:
                     self._looked[key] = published
                     return Claimed(next_due=moment(reading.next_due(selection)))
         taken, suspects = self._write_catalogued(lambda db: self._claim(db, claim))
+        if len(self._looked) > MAX_REMEMBERED:
+            self._looked.clear()
         self._looked[key] = published if len(taken) < claim.limit else -1
-        return Claimed(self._loaded(claim, taken) if taken else (), suspects=suspects)
+        if taken:
+            return Claimed(self._loaded(claim, taken), suspects=suspects)
+        with self._read() as reading:
+            return Claimed(next_due=moment(reading.next_due(reading.catalog.select(*key))), suspects=suspects)
 
     def _claim(self, db: Database, claim: Claim) -> tuple[list[Taken], bool]:
         subscription = self._catalog.subscription(claim.subscription)
