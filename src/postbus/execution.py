@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from postbus.breaker import Breaker, BreakerState
 from postbus.errors import Discard, LeaseLost, PostbusError, RetryLater
-from postbus.handlers import Handler, Handlers
+from postbus.handlers import Handler, Handlers, Match
 from postbus.model import AttemptError, Dead, Delivery, Done, DoneWithErrors, Lease, Outcome, Retry
 from postbus.observe import logger, probe
 from postbus.retry import RetryPolicy
@@ -70,20 +70,15 @@ class Context:
 class Run:
     """One delivery's way through its handlers: where it is, and what was recorded so far."""
 
-    __slots__ = ("began", "delivery", "handlers", "index", "recorded")
+    __slots__ = ("began", "delivery", "handlers", "index", "is_async", "recorded")
 
-    def __init__(self, delivery: Delivery, handlers: tuple[Handler, ...]) -> None:
+    def __init__(self, delivery: Delivery, match: Match) -> None:
         """Begin before the first handler."""
         self.delivery = delivery
-        self.handlers = handlers
+        self.handlers, self.is_async = match
         self.index = 0
         self.recorded: list[AttemptError] = []
         self.began = 0.0
-
-    @property
-    def is_async(self) -> bool:
-        """Whether any of its handlers must be awaited."""
-        return any(handler.is_async for handler in self.handlers)
 
     @property
     def handler(self) -> Handler:
@@ -112,7 +107,7 @@ class Execution:
 
     def begin(self, delivery: Delivery) -> Run:
         """Return a run that stands before the delivery's first handler."""
-        return Run(delivery, self.handlers.matching(delivery.subscription, delivery.event))
+        return Run(delivery, self.handlers.match(delivery.subscription, delivery.event))
 
     def run(self, run: Run, is_mine: Callable[[Run], bool]) -> Report | None:
         """Go through the handlers, all of them plain functions, one after another.
@@ -149,7 +144,7 @@ class Execution:
         """Let a run's time count from now, with the handlers there are now; False if they want another lane."""
         if not run.began:
             run.began = time.perf_counter()
-            run.handlers = self.handlers.matching(run.delivery.subscription, run.delivery.event)
+            run.handlers, run.is_async = self.handlers.match(run.delivery.subscription, run.delivery.event)
         return is_async or not run.is_async
 
     def went(self, run: Run, error: BaseException | None) -> Report | None:

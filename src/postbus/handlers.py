@@ -3,9 +3,9 @@
 import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, NamedTuple, get_args
 from uuid import uuid4
 
 from pydantic import TypeAdapter, ValidationError
@@ -16,11 +16,12 @@ from postbus.model import Event
 from postbus.pattern import Interest, check_pattern
 from postbus.retry import RetryPolicy
 
-__all__ = ["Handler", "Handlers", "OnError", "make_handler"]
+__all__ = ["Handler", "Handlers", "Match", "OnError", "check_subscription", "make_handler"]
 
 OnError = Literal["retry", "record"]
 DEFAULT_TIMEOUT: Final = 30.0
 MAX_NAME: Final = 100
+MAX_MATCHES: Final = 10_000
 
 
 @dataclass(frozen=True)
@@ -122,28 +123,34 @@ def check_subscription(name: object) -> str:
     return name
 
 
-@dataclass
+class Match(NamedTuple):
+    """The handlers an event goes through, in order of registration, and whether any of them must be awaited."""
+
+    handlers: tuple[Handler, ...]
+    is_async: bool
+
+
 class Handlers:
     """The handlers of one process, in order of registration."""
 
-    _handlers: dict[str, Handler] = field(default_factory=dict[str, Handler])
-    _matching: dict[tuple[str, str, tuple[str, ...]], tuple[Handler, ...]] = field(
-        default_factory=dict[tuple[str, str, tuple[str, ...]], tuple[Handler, ...]]
-    )
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._handlers: dict[str, Handler] = {}
+        self._matches: dict[tuple[str, str, tuple[str, ...]], Match] = {}
+        self._lock = threading.Lock()
 
     def add(self, handler: Handler) -> None:
         """Take a handler in."""
         with self._lock:
             self._handlers = {**self._handlers, handler.id: handler}
-            self._matching = {}
+            self._matches = {}
 
     def remove(self, identity: str) -> bool:
         """Drop a handler; return whether it was there."""
         with self._lock:
             known = identity in self._handlers
             self._handlers = {key: value for key, value in self._handlers.items() if key != identity}
-            self._matching = {}
+            self._matches = {}
             return known
 
     def all(self) -> tuple[Handler, ...]:
@@ -160,19 +167,21 @@ class Handlers:
 
     def matching(self, subscription: str, event: Event) -> tuple[Handler, ...]:
         """Return the handlers an event goes through, in order of registration."""
+        return self.match(subscription, event).handlers
+
+    def match(self, subscription: str, event: Event) -> Match:
+        """Return the handlers an event goes through, and whether any of them must be awaited."""
         key = (subscription, event.type, event.tags)
-        matching = self._matching
-        found = matching.get(key)
+        matches = self._matches
+        found = matches.get(key)
         if found is None:
-            found = tuple(
+            handlers = tuple(
                 each
                 for each in self.all()
                 if each.subscription == subscription and each.interest.wants(event.type, event.tags)
             )
-            if len(matching) < MAX_MATCHES:
+            found = Match(handlers, any(each.is_async for each in handlers))
+            if len(matches) < MAX_MATCHES:
                 # Into the table as it was: if a handler has come or gone meanwhile, there is a new one.
-                matching[key] = found
+                matches[key] = found
         return found
-
-
-MAX_MATCHES: Final = 10_000

@@ -23,7 +23,7 @@ HOLD_SECONDS: Final = 0.5
 MOST_HELD: Final = 1_000
 CHUNK_SECONDS: Final = 0.001
 MOST_CHUNK: Final = 64
-MOST_SETTLED: Final = 500
+QUICK_SECONDS: Final = 0.05
 SMOOTHING: Final = 0.2
 SHORTEST_BEAT: Final = 0.05
 
@@ -165,7 +165,10 @@ class Worker:
         if held and (self._alone or self._draining):
             return True
         limit, concurrency = self._limit(), self._settings.concurrency
-        return held >= limit or (held >= concurrency and limit - held < (limit - concurrency) // 2)
+        # Handlers this quick keep Python's lock all the time: claiming beside them would only slow both down.
+        quick = self._seconds * limit < QUICK_SECONDS * concurrency
+        wanted = limit - concurrency if quick else (limit - concurrency) // 2
+        return held >= limit or (held >= concurrency and limit - held < wanted)
 
     def _room(self) -> int:
         return self._limit() - len(self._held)
@@ -220,7 +223,7 @@ class Worker:
     def _settle_turn(self) -> float:
         """Settle all that was reported since the last turn, in one transaction."""
         batch: list[Report] = []
-        while self._reports and len(batch) < MOST_SETTLED:
+        while self._reports and len(batch) < MOST_HELD:
             batch.append(self._reports.popleft())
         if not batch:
             return 1.0
