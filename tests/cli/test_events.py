@@ -19,7 +19,7 @@ from .conftest import PROGRAM, URL
 def test_a_database_that_is_not_there_is_said_and_not_made(arguments, cli, folder):
     """Looking never makes an empty bus: exit 1, and a sentence that says how to go on."""
     result = cli(*arguments, expect=1)
-    assert "there is no file shop.db" in result.stderr
+    assert "there is no bus at sqlite:///shop.db" in result.stderr
     assert not result.stdout
     assert not list(folder.iterdir())
 

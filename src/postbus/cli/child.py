@@ -1,6 +1,5 @@
 """One worker process: `python -m postbus.cli.child MODULE:BUS`, started by the supervisor."""
 
-import asyncio
 import importlib
 import json
 import os
@@ -32,7 +31,8 @@ def main(target: str) -> int:
     try:
         bus = load(target, json.loads(os.environ.get(OVERRIDES, "{}")))
         _follow_parent()
-        _run(bus)
+        bus.run()
+        logger.info("worker_stopped", extra={"worker_id": bus.worker_id, "worn_out": bus.worn_out})
     except InvalidRequest as error:
         logger.error("worker_refused", extra={"target": target, "error": str(error)})
         return HOPELESS
@@ -45,16 +45,20 @@ def main(target: str) -> int:
     return 0
 
 
-def load(target: str, flags: dict[str, object]) -> EventBus | AsyncEventBus:
-    """Import MODULE and return its BUS (called, if it is a function); raise InvalidRequest if there is none."""
+def load(target: str, flags: dict[str, object]) -> EventBus:
+    """Import MODULE and return its BUS (called, if it is a function); raise InvalidRequest if there is none.
+
+    An AsyncEventBus is run by the bus it wraps, whose coroutine handlers share an event loop of their own.
+    """
     where, _, name = target.partition(":")
     sys.path.insert(0, str(Path.cwd()))
     found = _attribute(where, name)
     bus = found if isinstance(found, EventBus | AsyncEventBus) or not callable(found) else found()
-    if not isinstance(bus, EventBus | AsyncEventBus):
+    if isinstance(bus, AsyncEventBus):
+        bus = bus.wrapped
+    if not isinstance(bus, EventBus):
         raise InvalidRequest(f"{target} is a {type(bus).__name__}, not an EventBus")
-    if isinstance(bus, EventBus):
-        _apply(bus, target, flags)
+    _apply(bus, target, flags)
     return bus
 
 
@@ -88,22 +92,6 @@ def _apply(bus: EventBus, target: str, flags: dict[str, object]) -> None:
         raise InvalidRequest(f"{target} has no handlers: decorate a function with @bus.on before the worker starts")
     told = {"url": bus.store.url, "worker_id": bus.worker_id, "handlers": len(handlers)}
     logger.info("worker_ready", extra={**told, "concurrency": bus.settings.concurrency})
-
-
-def _run(bus: EventBus | AsyncEventBus) -> None:
-    if isinstance(bus, EventBus):
-        bus.run()
-        logger.info("worker_stopped", extra={"worker_id": bus.worker_id, "worn_out": bus.worn_out})
-    else:
-        asyncio.run(_serve(bus))
-
-
-async def _serve(bus: AsyncEventBus) -> None:
-    stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with bus:
-        await stop.wait()
 
 
 def _follow_parent() -> None:

@@ -1,22 +1,18 @@
 """`postbus migrate`: make the schema, or bring it up to date."""
 
 from typing import Annotated, Final
-from urllib.parse import urlsplit
 
 import typer
 
 from postbus.cli.console import Output, emit, say
 from postbus.cli.options import Format, Url
 from postbus.config import Settings
-from postbus.errors import InvalidRequest, SchemaMismatch
-from postbus.store import open_store
-from postbus.store.queries import load_migrations
+from postbus.errors import SchemaMismatch
+from postbus.store import migration_script, open_store
 
 __all__ = ["EXAMPLES", "migrate"]
 
 EXAMPLES: Final = "Example: postbus migrate\n\nExample: postbus migrate --sql > schema.sql"
-DIALECTS: Final = {"sqlite": ("postbus.store.sqlite", "PRAGMA user_version = {number};")}
-"""Where each dialect keeps its migrations, and the statement that records one as applied."""
 
 
 def migrate(
@@ -27,19 +23,13 @@ def migrate(
 ) -> None:
     """Make the database, or bring its schema up to date. Doing it again changes nothing."""
     where = Settings.load(url=url).url
-    scheme = urlsplit(where).scheme
-    if scheme not in DIALECTS:
-        raise InvalidRequest(f"a URL begins with {' or '.join(f'{each}:///' for each in DIALECTS)}")
-    package, record = DIALECTS[scheme]
-    migrations = load_migrations(package)
     if sql:
-        for number, name, text in migrations:
-            typer.echo(f"-- {name}\n{text.rstrip()}\n{record.format(number=number)}\n")
+        typer.echo(migration_script(where))
         return
     changed, shown = _bring_up_to_date(where)
-    emit(output, {"url": shown, "version": len(migrations), "changed": changed}, lambda: ())
+    emit(output, {"url": shown, "changed": changed}, lambda: ())
     if output is Output.TABLE:
-        say(f"{shown}: {'migrated to' if changed else 'already at'} schema version {len(migrations)}")
+        say(f"{shown}: {'migrated to the newest schema' if changed else 'the schema is up to date'}")
 
 
 def _bring_up_to_date(url: str) -> tuple[bool, str]:

@@ -4,16 +4,14 @@ import re
 from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import datetime
-from pathlib import Path
 from typing import Annotated, Final
-from urllib.parse import unquote, urlsplit
 
 import typer
 
 from postbus.cli.console import Output
 from postbus.config import Settings
 from postbus.errors import NotFound
-from postbus.store import Store, open_store
+from postbus.store import Store, exists, open_store
 
 __all__ = ["After", "DryRun", "EventId", "EventType", "Format", "Limit", "SubscriptionName", "Tags", "Url", "Yes"]
 
@@ -38,10 +36,8 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; needed where
 def existing_store(url: str | None) -> Generator[Store]:
     """Open a store that is there already; raise NotFound, making nothing, if there is none."""
     where = Settings.load(url=url).url
-    parts = urlsplit(where)
-    path = Path(unquote(parts.path.removeprefix("/")))
-    if parts.scheme == "sqlite" and not path.exists():
-        raise NotFound(f"there is no file {path}: name the bus with --url or POSTBUS_URL, or make it: postbus migrate")
+    if not exists(where):
+        raise NotFound(f"there is no bus at {where}: name it with --url or POSTBUS_URL, or make it: postbus migrate")
     store = open_store(where, auto_migrate=False)
     try:
         yield store

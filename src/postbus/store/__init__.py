@@ -6,9 +6,10 @@ from urllib.parse import unquote, urlsplit
 from postbus.clock import Clock, SystemClock
 from postbus.errors import InvalidRequest
 from postbus.store.contract import Store
+from postbus.store.queries import load_migrations
 from postbus.store.sqlite.store import SqliteStore
 
-__all__ = ["Store", "open_store"]
+__all__ = ["Store", "exists", "migration_script", "open_store"]
 
 
 def open_store(url: str, *, clock: Clock | None = None, auto_migrate: bool = True) -> Store:
@@ -16,6 +17,24 @@ def open_store(url: str, *, clock: Clock | None = None, auto_migrate: bool = Tru
 
     Raises InvalidRequest for any other URL, SchemaMismatch when it must be migrated and `auto_migrate` is off.
     """
+    return SqliteStore(_path(url), clock or SystemClock(), auto_migrate=auto_migrate)
+
+
+def exists(url: str) -> bool:
+    """Return whether there is something at a URL to open, making nothing."""
+    return _path(url).exists()
+
+
+def migration_script(url: str) -> str:
+    """Return the SQL that makes the schema at a URL from nothing, without opening anything."""
+    _path(url)
+    return "\n".join(
+        f"-- {name}\n{sql.rstrip()}\nPRAGMA user_version = {number};\n"
+        for number, name, sql in load_migrations("postbus.store.sqlite")
+    )
+
+
+def _path(url: str) -> Path:
     parts = urlsplit(url)
     if parts.scheme != "sqlite":
         raise InvalidRequest(f"postbus knows sqlite:/// URLs, not {parts.scheme or url[:20]!r}")
@@ -24,4 +43,4 @@ def open_store(url: str, *, clock: Clock | None = None, auto_migrate: bool = Tru
         raise InvalidRequest("a SQLite URL has three slashes and a file: sqlite:///shop.db")
     if path == ":memory:":
         raise InvalidRequest("an in-memory database would lose every event: name a file")
-    return SqliteStore(Path(path), clock or SystemClock(), auto_migrate=auto_migrate)
+    return Path(path)
