@@ -1,6 +1,7 @@
 """EventBus: publish, subscribe, poll, finalize, start, shutdown."""
 
 import asyncio
+import logging
 import os
 import random
 import signal
@@ -17,7 +18,7 @@ from uuid import uuid4
 from postbus.breaker import Breaker
 from postbus.clock import Clock
 from postbus.config import Settings
-from postbus.dlq import DeadLetters
+from postbus.dlq import DeadLetters, check_page
 from postbus.errors import (
     Discard,
     EventBusShutdownError,
@@ -41,7 +42,7 @@ from postbus.model import (
     Stats,
     Status,
 )
-from postbus.observe import logger, probe
+from postbus.observe import probe, tell
 from postbus.pattern import Interest, check_pattern
 from postbus.payload import Draft, draft, drafts
 from postbus.retry import RetryPolicy
@@ -124,6 +125,7 @@ class EventBus:
         self._alive = ExitStack()
         self._known_alive = False
         self._closing = False
+        self._closer = 0
         self._lock = threading.RLock()
         self._closed = threading.Event()
 
@@ -218,16 +220,19 @@ class EventBus:
         yet is made, for this pattern and from now on; one that exists is widened to it.
         """
         self._open()
+        if unknown := ", ".join(sorted(options.keys() - HandlerOptions.__annotations__.keys())):
+            raise InvalidRequest(f"there is no option {unknown}; there are {', '.join(HandlerOptions.__annotations__)}")
         made = make_handler(pattern, handler, **options)
-        self.subscriptions.ensure(made.subscription, made.interest.pattern)
+        self.subscriptions.ensure(made.subscription, made.interest.pattern, sorted(made.interest.tags))
         self._handlers.add(made)
-        self.store.register_handlers([self._record(made)])
         if self._worker is not None:
+            self.store.register_handlers([self._record(made)])
             self._worker.wake()
         return made.id
 
     def on(self, pattern: str, **options: Unpack[HandlerOptions]) -> Callable[[F], F]:
         """Have the decorated function handle the events a pattern covers; see `subscribe`."""
+        check_pattern(pattern)
 
         def register(function: F) -> F:
             self.subscribe(pattern, function, **options)
@@ -240,6 +245,11 @@ class EventBus:
         if not self._handlers.remove(identity):
             raise NotFound(f"there is no handler {identity!r} in this process")
         self.store.forget_handlers(self._owner, [identity])
+
+    @property
+    def handlers(self) -> tuple[Handler, ...]:
+        """The handlers of this process, in order of registration."""
+        return self._handlers.all()
 
     def _record(self, handler: Handler) -> HandlerRecord:
         return HandlerRecord(
@@ -269,6 +279,7 @@ class EventBus:
             self._worker = Worker(self.store, self.settings, self._execution, self._owner, loop)
             upkeep = Upkeep(self.store, self.settings.retry, self._owner, self.settings.poll_interval, self._records)
             self._upkeep = Loop("upkeep", upkeep.turn)
+            self.store.register_handlers(self._records())
             self._worker.start()
             self._upkeep.start()
 
@@ -287,10 +298,11 @@ class EventBus:
         Returns whether everything finished within `timeout` seconds (the bus's `shutdown_timeout` unless given).
         """
         with self._lock:
-            if self._closing:
-                self._closed.wait()
-                return True
-            self._closing = True
+            first, self._closing = not self._closing, True
+        if not first:
+            # A signal handler may interrupt the very shutdown it asks for: that thread must not wait for itself.
+            return self._closer != threading.get_ident() and self._closed.wait()
+        self._closer = threading.get_ident()
         limit = self.settings.shutdown_timeout if timeout is None else timeout
         try:
             if self._upkeep is not None:
@@ -298,7 +310,7 @@ class EventBus:
             done = self._worker.stop(limit) if self._worker is not None else True
             self.store.forget_handlers(self._owner)
             if not done:
-                logger.warning("shutdown_incomplete", extra={"held": self._worker.held if self._worker else 0})
+                tell(logging.WARNING, "shutdown_incomplete", held=self._worker.held if self._worker else 0)
         finally:
             self.store.close()
             self._alive.close()
@@ -333,6 +345,11 @@ class EventBus:
             for number, handler in before.items():
                 signal.signal(number, handler)
             self.shutdown()
+
+    @property
+    def is_shut_down(self) -> bool:
+        """Whether `shutdown` has been called."""
+        return self._closing
 
     @property
     def worn_out(self) -> bool:
@@ -481,8 +498,8 @@ class EventBus:
         subscription: str = "default",
     ) -> Page[Event]:
         """Return events newest first; `type` may be a pattern, any of the `tags` will do."""
-        if limit < 1 or offset < 0:
-            raise InvalidRequest("limit must be 1 or more, offset 0 or more")
+        check_page(limit, offset)
+        self.subscriptions.get(subscription)
         try:
             wanted = None if status is None else Status(status)
         except ValueError:

@@ -1,5 +1,6 @@
 """Settings: one frozen value. Defaults stand here and nowhere else; file < environment < arguments."""
 
+import tomllib
 from typing import Any, Self
 
 from pydantic import Field, ValidationError
@@ -49,6 +50,8 @@ class Settings(BaseSettings):
         """
         try:
             return cls(**{name: value for name, value in given.items() if value is not None})
+        except tomllib.TOMLDecodeError as error:
+            raise InvalidRequest(f"postbus.toml or pyproject.toml is not TOML: {error}") from None
         except ValidationError as error:
             wrong = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
             raise InvalidRequest(f"wrong settings: {wrong}") from None

@@ -2,15 +2,22 @@
 
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Literal
+from typing import Final, Literal
 
 from postbus.errors import InvalidRequest, NotFound
 from postbus.model import DeadLetter, Page
 from postbus.store.contract import DeadFilter, Store
 
-__all__ = ["DeadLetters"]
+__all__ = ["DeadLetters", "check_page"]
 
 Progress = Callable[[int], None]
+MAX_PAGE: Final = 100_000
+
+
+def check_page(limit: int, offset: int) -> None:
+    """Raise InvalidRequest for a page that cannot be."""
+    if not 1 <= limit <= MAX_PAGE or not 0 <= offset < 1 << 62:
+        raise InvalidRequest(f"limit must lie between 1 and {MAX_PAGE:,}, offset must be 0 or more")
 
 
 class DeadLetters:
@@ -31,8 +38,9 @@ class DeadLetters:
         after: int | str | None = None,
     ) -> Page[DeadLetter]:
         """Return dead letters, the newest event first; `after` is `next` of the page before."""
-        if limit < 1 or offset < 0:
-            raise InvalidRequest("limit must be 1 or more, offset 0 or more")
+        check_page(limit, offset)
+        if subscription is not None and all(each.name != subscription for each in self._store.subscriptions()):
+            raise NotFound(f"there is no subscription {subscription!r}")
         which = DeadFilter(subscription=subscription, type=type)
         return self._store.dead_letters(which, limit=limit, offset=offset, after=after)
 

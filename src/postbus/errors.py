@@ -40,6 +40,9 @@ __all__ = [
 ]
 
 
+LONGEST_DELAY: Final = timedelta(days=36_500)
+
+
 class PostbusError(Exception):
     """The root: catch it to catch everything postbus raises on purpose."""
 
@@ -98,7 +101,8 @@ class RetryLater(Exception):
     def __init__(self, delay: float | timedelta, reason: str = "the handler asked for a later retry") -> None:
         """Ask for the next attempt `delay` (seconds or timedelta) from now."""
         super().__init__(delay, reason)
-        self.delay = max(delay if isinstance(delay, timedelta) else timedelta(seconds=delay), timedelta(0))
+        wanted = delay if isinstance(delay, timedelta) else timedelta(seconds=min(delay, LONGEST_DELAY.total_seconds()))
+        self.delay = min(max(wanted, timedelta(0)), LONGEST_DELAY)
         self.reason = reason
 
     def __str__(self) -> str:

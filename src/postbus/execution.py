@@ -9,16 +9,16 @@ import random
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from postbus.breaker import Breaker, BreakerState
 from postbus.errors import Discard, LeaseLost, PostbusError, RetryLater
 from postbus.handlers import Handler, Handlers, Match
 from postbus.model import AttemptError, Dead, Delivery, Done, DoneWithErrors, Lease, Outcome, Retry
-from postbus.observe import logger, probe
+from postbus.observe import logger, probe, tell
 from postbus.retry import RetryPolicy
 from postbus.store.contract import Store
 
@@ -67,6 +67,14 @@ class Context:
         self._extend(self.delivery)
 
 
+class _HandlerLog(logging.LoggerAdapter[logging.Logger]):
+    """Adds what the delivery is to whatever a handler logs, beside the handler's own `extra`."""
+
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+        """Return the message as it is, with both sets of fields."""
+        return msg, {**kwargs, "extra": {**(self.extra or {}), **(kwargs.get("extra") or {})}}
+
+
 class Run:
     """One delivery's way through its handlers: where it is, and what was recorded so far."""
 
@@ -91,6 +99,14 @@ class Run:
         return Report(self.delivery, outcome, (time.perf_counter() - self.began) * 1000)
 
 
+class Ownership(Protocol):
+    """Tells whether a run is still the asking thread's own, and is told when its handler is being called."""
+
+    def __call__(self, run: Run, *, calling: bool) -> bool:
+        """Return whether to go on."""
+        ...
+
+
 @dataclass
 class Execution:
     """Runs deliveries through this process's handlers."""
@@ -100,6 +116,8 @@ class Execution:
     policy: RetryPolicy
     lease: timedelta
     chance: random.Random
+    left_behind: set[threading.Thread] = field(default_factory=set[threading.Thread])
+    """Threads whose plain handler, beside async ones, did not return in time."""
     breakers: dict[str, BreakerState] = field(default_factory=dict[str, BreakerState])
     """How the breakers stood when last seen: refreshed at every claim, moved on by every failure."""
     probes: set[Lease] = field(default_factory=set[Lease])
@@ -109,7 +127,7 @@ class Execution:
         """Return a run that stands before the delivery's first handler."""
         return Run(delivery, self.handlers.match(delivery.subscription, delivery.event))
 
-    def run(self, run: Run, is_mine: Callable[[Run], bool]) -> Report | None:
+    def run(self, run: Run, is_mine: Ownership) -> Report | None:
         """Go through the handlers, all of them plain functions, one after another.
 
         `is_mine` is asked before and after each: once it says no, somebody else has reported on this run, and
@@ -120,10 +138,10 @@ class Execution:
         while run.index < len(run.handlers):
             if self._is_blocked(run):
                 return run.report(None)
-            if not is_mine(run):
+            if not is_mine(run, calling=True):
                 return None
             error = self._try(run)
-            if not is_mine(run):
+            if not is_mine(run, calling=False):
                 return None
             if (ended := self.went(run, error)) is not None:
                 return ended
@@ -181,7 +199,7 @@ class Execution:
                 if handler.is_async:
                     await self._call(run)
                     return None
-                return await in_thread(lambda: self._try(run))
+                return await in_thread(lambda: self._try(run), self.left_behind)
         except TimeoutError as error:
             return error if error.args else overdue(handler)
         except CANCELLED as error:
@@ -199,7 +217,7 @@ class Execution:
 
     def _context(self, delivery: Delivery) -> Context:
         fields = {"event_id": delivery.id, "subscription": delivery.subscription, "attempt": delivery.attempt}
-        return Context(delivery, logging.LoggerAdapter(logger.getChild("handler"), fields), self.extend)
+        return Context(delivery, _HandlerLog(logger.getChild("handler"), fields), self.extend)
 
     def extend(self, delivery: Delivery) -> None:
         """Let a lease run on; raise LeaseLost if it has passed."""
@@ -238,20 +256,19 @@ class Execution:
     def _log_failure(
         handler: Handler, delivery: Delivery, told: AttemptError, then: str, after: timedelta | None
     ) -> None:
-        logger.warning(
+        tell(
+            logging.WARNING,
             "attempt_failed",
-            extra={
-                "event_id": delivery.id,
-                "event_type": delivery.event.type,
-                "subscription": delivery.subscription,
-                "handler": handler.name,
-                "attempt": delivery.attempt,
-                "worker_id": delivery.worker_id,
-                "error_type": told.type,
-                "error_message": told.message,
-                "then": then,
-                "retry_in": None if after is None else after.total_seconds(),
-            },
+            event_id=delivery.id,
+            event_type=delivery.event.type,
+            subscription=delivery.subscription,
+            handler=handler.name,
+            attempt=delivery.attempt,
+            worker_id=delivery.worker_id,
+            error_type=told.type,
+            error_message=told.message,
+            then=then,
+            retry_in=None if after is None else after.total_seconds(),
         )
 
     # ── breakers ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -275,7 +292,7 @@ class Execution:
             state = self.store.change_breaker(handler.breaker_name, lambda state: move(breaker, state))
         except PostbusError as error:
             # The delivery's own outcome matters more; the next failure or success moves the breaker again.
-            logger.warning("breaker_unmoved", extra={"breaker": handler.breaker_name, "error": str(error)})
+            tell(logging.WARNING, "breaker_unmoved", breaker=handler.breaker_name, reason=str(error))
         else:
             self.breakers[handler.breaker_name] = state
 
@@ -293,8 +310,8 @@ def _uncancel() -> None:
         task.uncancel()
 
 
-async def in_thread(call: Callable[[], R]) -> R:
-    """Run `call` in a thread of its own: one that hangs is left behind, and no pool runs dry of it."""
+async def in_thread(call: Callable[[], R], left_behind: set[threading.Thread]) -> R:
+    """Run `call` in a thread of its own: one that hangs is left behind and noted, and no pool runs dry of it."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[R] = loop.create_future()
 
@@ -307,8 +324,13 @@ async def in_thread(call: Callable[[], R]) -> R:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
             loop.call_soon_threadsafe(tell, result)
 
-    threading.Thread(target=work, name="postbus-mixed", daemon=True).start()
-    return await future
+    thread = threading.Thread(target=work, name="postbus-mixed", daemon=True)
+    thread.start()
+    try:
+        return await future
+    except asyncio.CancelledError:
+        left_behind.add(thread)
+        raise
 
 
 def overdue(handler: Handler) -> TimeoutError:

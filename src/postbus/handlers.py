@@ -96,6 +96,7 @@ def make_handler(
     """Return a handler; raise InvalidRequest, naming the option that is wrong."""
     if not callable(function):
         raise InvalidRequest("a handler must be a function or another callable")
+    _check_signature(function)
     if on_error not in get_args(OnError):
         raise InvalidRequest(f"on_error is 'retry' or 'record', not {on_error!r}")
     if timeout is not None and timeout <= 0:
@@ -114,6 +115,21 @@ def make_handler(
         breaker=breaker,
         model=model,
     )
+
+
+def _check_signature(function: Callable[..., Any]) -> None:
+    """Raise InvalidRequest for a function that can be called with neither (event) nor (event, ctx)."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return
+    for arguments in ((None,), (None, None)):
+        try:
+            signature.bind(*arguments)
+        except TypeError:
+            continue
+        return
+    raise InvalidRequest(f"a handler takes (event) or (event, ctx), not {signature}")
 
 
 def check_subscription(name: object) -> str:

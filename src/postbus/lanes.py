@@ -30,12 +30,12 @@ class _Seat:
         self.lock = threading.Lock()
         self.thread: threading.Thread | None = None
 
-    def holds(self, run: Run) -> bool:
-        """Return whether the run is still this thread's own; if so, its present handler's time counts from now."""
+    def holds(self, run: Run, *, calling: bool) -> bool:
+        """Return whether the run is still this thread's own; only while `calling` its handler does time count."""
         with self.lock:
             if self.run is not run:
                 return False
-            timeout = run.handler.timeout
+            timeout = run.handler.timeout if calling else None
             self.deadline = float("inf") if timeout is None else time.monotonic() + timeout
             return True
 

@@ -1,12 +1,13 @@
 """The only start and stop code: a thread that takes one turn after another."""
 
+import logging
 import threading
 import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
 from postbus.errors import StoreUnavailable
-from postbus.observe import logger
+from postbus.observe import tell
 
 __all__ = ["Loop", "Signal", "Waiter"]
 
@@ -77,18 +78,28 @@ class Loop:
         while not self._stopping:
             pause = self._take_turn()
             if not self._stopping:
-                self._waiter.wait(pause)
+                self._pause(pause)
+
+    def _pause(self, seconds: float) -> None:
+        try:
+            self._waiter.wait(seconds)
+        except Exception as error:  # noqa: BLE001  a loop must outlive a store that is away
+            time.sleep(self._failed(error))
+
+    def _failed(self, error: Exception) -> float:
+        """Tell of a failure and return how long to wait after it."""
+        self._failures += 1
+        if not self._stopping:
+            known = isinstance(error, StoreUnavailable)
+            fields = {"loop": self._name, "failures": self._failures, "reason": str(error)}
+            tell(logging.WARNING, "loop_failed", error=None if known else error, **fields)
+        return min(0.1 * 2 ** min(self._failures, 10), LONGEST_PAUSE)
 
     def _take_turn(self) -> float:
         try:
             pause = self._turn()
         except Exception as error:  # noqa: BLE001  a loop must outlive a store that is away
-            self._failures += 1
-            if not self._stopping:
-                known = isinstance(error, StoreUnavailable)
-                fields = {"loop": self._name, "failures": self._failures, "error": str(error)}
-                logger.warning("loop_failed", exc_info=None if known else error, extra=fields)
-            return min(0.1 * 2**self._failures, LONGEST_PAUSE)
+            return self._failed(error)
         self._failures = 0
         return pause
 

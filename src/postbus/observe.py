@@ -1,15 +1,35 @@
 """What the bus tells about itself: log entries, and probes that tests can hold on to.
 
-postbus logs through the standard library, under `postbus`: a constant event name and fields in `extra`. It never
-touches the root logger; an application that does nothing special sees warnings and errors.
+postbus logs through the standard library, under `postbus`: a constant event name, and fields both in `extra` and in the
+text shown. It never touches the root logger; an application that sets up no logging still sees warnings and errors.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-__all__ = ["logger", "probe", "set_probe"]
+__all__ = ["Told", "logger", "probe", "set_probe", "tell"]
 
 logger = logging.getLogger("postbus")
+
+
+class Told(str):
+    """The name of something that happened; shown, it is followed by the fields that tell more."""
+
+    __slots__ = ("fields",)
+    fields: Mapping[str, object]
+
+    def __str__(self) -> str:
+        """Return the name and the fields that are known."""
+        told = " ".join(f"{name}={value!r}" for name, value in self.fields.items() if value is not None)
+        return f"{str.__str__(self)}: {told}"
+
+
+def tell(level: int, name: str, /, error: BaseException | None = None, **fields: object) -> None:
+    """Log something that happened, under a constant name; `error` adds its traceback."""
+    told = Told(name)
+    told.fields = fields
+    logger.log(level, told, extra=fields, exc_info=error)
+
 
 _hook: Callable[[str], None] | None = None
 

@@ -12,7 +12,7 @@ import json
 import marshal
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from math import isfinite
@@ -228,6 +228,10 @@ def _why_not(value: object) -> str:
         return "a tuple would come back as a list: publish a list"
     if isinstance(value, (str, int, float, dict, list)):
         return f"{name} is a subclass that would come back as a plain one: convert it first"
+    if hasattr(value, "model_dump"):
+        return f"{name} is a model, not JSON: publish its model_dump(mode='json')"
+    if is_dataclass(value):
+        return f"{name} is a dataclass, not JSON: publish dataclasses.asdict(it)"
     return f"{name} is not JSON: convert it first (dates as isoformat(), sets as sorted lists)"
 
 
@@ -293,6 +297,8 @@ def _type_of(value: object) -> str:
 @lru_cache(maxsize=1_000)
 def _type(value: str) -> str:
     """Return an event type if it may be one; types come again and again, so the answer is remembered."""
+    if "*" in value:
+        raise InvalidEventError(f"type cannot contain *, which stands for any characters in patterns: {value!r:.60}")
     return _name(value, "type", MAX_TYPE)
 
 
@@ -328,7 +334,9 @@ def _tags(given: object) -> tuple[str, ...]:
         raise InvalidEventError("tags must be a list of strings")
     if not given:
         return ()
-    tags = tuple(dict.fromkeys(_name(tag, "a tag", MAX_TAG) for tag in cast("Sequence[object]", given)))
+    names = [_name(tag, "a tag", MAX_TAG) for tag in cast("Sequence[object]", given)]
+    # A set's order changes from process to process: sorted, it makes the same event again.
+    tags = tuple(dict.fromkeys(names if isinstance(given, Sequence) else sorted(names)))
     if len(tags) > MAX_TAGS:
         raise InvalidEventError(f"{len(tags)} tags are too many, the limit is {MAX_TAGS}")
     if comma := next((tag for tag in tags if "," in tag), None):
@@ -343,7 +351,10 @@ def _metadata(given: object) -> str:
     checked = {
         _name(key, "a metadata key", MAX_TYPE): _text(pairs[key], f"metadata[{key!r}]", MAX_TEXT) for key in pairs
     }
-    return orjson.dumps(checked).decode()
+    text = orjson.dumps(checked).decode()
+    if len(text) > MAX_TEXT:
+        raise InvalidEventError(f"metadata has {len(text):,} characters, the limit is {MAX_TEXT:,}")
+    return text
 
 
 def _whole(value: object, what: str, low: int, high: int) -> int:

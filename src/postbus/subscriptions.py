@@ -1,18 +1,22 @@
 """The named consumer groups over the log: list, make, pause, delete."""
 
+import logging
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Literal
+from typing import Final, Literal
 
-from postbus.errors import Conflict, InvalidRequest
+from postbus.errors import Conflict, InvalidRequest, NotFound
 from postbus.handlers import check_subscription
 from postbus.model import Mode, Subscription
-from postbus.observe import logger
+from postbus.observe import tell
 from postbus.pattern import check_pattern
 from postbus.retry import RetryPolicy
 from postbus.store.contract import Store
 
 __all__ = ["Subscriptions"]
+
+SHORTEST_LEASE: Final = timedelta(seconds=0.1)
+LONGEST_LEASE: Final = timedelta(days=365)
 
 
 class Subscriptions:
@@ -26,6 +30,13 @@ class Subscriptions:
     def list(self) -> tuple[Subscription, ...]:
         """Return all subscriptions by name."""
         return self._store.subscriptions()
+
+    def get(self, name: str) -> Subscription:
+        """Return one subscription; raise NotFound."""
+        for each in self.list():
+            if each.name == name:
+                return each
+        raise NotFound(f"there is no subscription {name!r}")
 
     def create(
         self,
@@ -42,6 +53,11 @@ class Subscriptions:
         wanted = [patterns] if isinstance(patterns, str) else list(patterns)
         if not wanted:
             raise InvalidRequest("a subscription needs a pattern")
+        if isinstance(tags, str):
+            raise InvalidRequest("tags must be a list of strings")
+        length = timedelta(seconds=lease) if isinstance(lease, int | float) else lease
+        if length is not None and not SHORTEST_LEASE <= length <= LONGEST_LEASE:
+            raise InvalidRequest("lease must lie between a tenth of a second and a year")
         if isinstance(start, str) and start not in ("now", "beginning"):
             raise InvalidRequest("start is 'now', 'beginning' or an id")
         return self._store.create_subscription(
@@ -49,20 +65,20 @@ class Subscriptions:
             [check_pattern(each) for each in wanted],
             list(tags),
             mode=Mode(mode),
-            lease=timedelta(seconds=lease) if isinstance(lease, int | float) else lease,
+            lease=length,
             retry=retry,
             start=start,
         )
 
-    def ensure(self, name: str, pattern: str) -> None:
-        """Make sure a queue subscription exists and wants this pattern."""
+    def ensure(self, name: str, pattern: str, tags: Sequence[str] = ()) -> None:
+        """Make sure a queue subscription exists and wants this pattern with these tags (none: with any)."""
         if all(each.name != name for each in self.list()):
             try:
-                self.create(name, pattern)
+                self.create(name, pattern, tags=tags)
             except Conflict:
-                logger.debug("subscription_made_elsewhere", extra={"subscription": name})
-        if self._store.widen_subscription(name, pattern):
-            logger.warning("subscription_widened", extra={"subscription": name, "pattern": pattern})
+                tell(logging.DEBUG, "subscription_made_elsewhere", subscription=name)
+        if self._store.widen_subscription(name, pattern, tags):
+            tell(logging.INFO, "subscription_widened", subscription=name, pattern=pattern, tags=list(tags))
 
     def pause(self, name: str) -> None:
         """Have nothing more claimed from it; what runs goes on."""

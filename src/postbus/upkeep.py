@@ -1,12 +1,13 @@
 """Upkeep: ends leases nobody holds any more, tidies up. Idempotent turns, so every process may take them."""
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
 from postbus.model import HandlerRecord
-from postbus.observe import logger
+from postbus.observe import tell
 from postbus.retry import RetryPolicy
 from postbus.store.contract import Store
 
@@ -24,7 +25,7 @@ def recover(store: Store, policy: RetryPolicy, mine: str) -> int:
     freed = 0
     while count := store.expire(dead, policy):
         freed += count
-    logger.warning("recovered_from_crash", extra={"processes": len(dead), "deliveries": freed})
+    tell(logging.WARNING, "recovered_from_crash", processes=len(dead), deliveries=freed)
     return freed
 
 

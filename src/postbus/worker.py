@@ -1,6 +1,7 @@
 """The worker: claim → handle → settle, each at its own pace, with bounded work in between."""
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -9,12 +10,12 @@ from typing import Final
 
 from postbus.claiming import Claiming
 from postbus.config import Settings
-from postbus.errors import NotFound
-from postbus.execution import Execution, Report
+from postbus.errors import NotFound, StoreUnavailable
+from postbus.execution import Execution, Report, describe
 from postbus.lanes import WATCH_EVERY, AsyncLane, ThreadLane
 from postbus.loop import Loop, Signal
-from postbus.model import Delivery, Lease
-from postbus.observe import logger, probe
+from postbus.model import Dead, Delivery, Lease
+from postbus.observe import probe, tell
 from postbus.store.contract import Claimed, Settled, Settlement, Store
 
 __all__ = ["Worker"]
@@ -76,7 +77,8 @@ class Worker:
     @property
     def worn_out(self) -> bool:
         """Whether so many handlers hang that this process should be replaced; it claims nothing more."""
-        return len(self._threads.hung) >= self._settings.concurrency
+        left_behind = sum(thread.is_alive() for thread in tuple(self._execution.left_behind))
+        return len(self._threads.hung) + left_behind >= self._settings.concurrency
 
     def start(self) -> None:
         """Begin to work."""
@@ -91,10 +93,10 @@ class Worker:
         """
         deadline = time.monotonic() + timeout
         self._looking.stop()
-        unbegun = self._threads.take_back() + self._async.take_back()
-        self._hand_back(unbegun, timedelta(0))
-        for delivery in unbegun:
-            self._held.pop(delivery.lease, None)
+        try:
+            self._drop(self._threads.take_back() + self._async.take_back())
+        except StoreUnavailable as error:
+            tell(logging.WARNING, "release_failed", reason=str(error))
         done = self.changed.wait_for(lambda: not self._held, deadline - time.monotonic())
         if not done:
             self._async.cancel()
@@ -152,7 +154,7 @@ class Worker:
 
     def _is_worn_out(self) -> bool:
         if self.worn_out and not self._told_worn_out:
-            logger.error("worker_worn_out", extra={"hung_handlers": len(self._threads.hung)})
+            tell(logging.ERROR, "worker_worn_out", hung_handlers=len(self._threads.hung))
         self._told_worn_out = self.worn_out
         return self.worn_out
 
@@ -186,10 +188,14 @@ class Worker:
         try:
             claimed = self._claiming.claim(subscription, limit, alone=not self._held)
         except NotFound as error:
-            logger.warning("subscription_gone", extra={"subscription": subscription, "error": str(error)})
+            tell(logging.WARNING, "subscription_gone", subscription=subscription, reason=str(error))
             return Claimed()
         self._draining |= claimed.suspects
-        self._dispatch(claimed.deliveries)
+        try:
+            self._dispatch(claimed.deliveries)
+        except Exception:
+            self._drop(list(claimed.deliveries))
+            raise
         return claimed
 
     def _dispatch(self, deliveries: Sequence[Delivery]) -> None:
@@ -230,13 +236,25 @@ class Worker:
         probe("settling")
         try:
             self._settle(batch)
-        except BaseException:
+        except StoreUnavailable:
             # Nothing was recorded, or it is not known: settling again is harmless, forgetting is not.
             self._reports.extendleft(reversed(batch))
             raise
+        except Exception as error:  # noqa: BLE001  one outcome that cannot be stored must not hold up its neighbours
+            self._settle_singly(batch, error)
         probe("settled")
         self._let_go(batch)
         return 0.0
+
+    def _settle_singly(self, batch: list[Report], error: Exception) -> None:
+        """Settle what can be; what cannot becomes a dead letter that says why."""
+        tell(logging.ERROR, "settle_failed", error=error, reports=len(batch))
+        for report in batch:
+            try:
+                self._settle([report])
+            except Exception as reason:  # noqa: BLE001  it is recorded as the outcome
+                told = describe(reason, report.delivery, self._store)
+                self._settle([report._replace(outcome=Dead(told))])
 
     def _settle(self, batch: list[Report]) -> None:
         told = [
@@ -247,7 +265,7 @@ class Worker:
         results = self._store.settle(told) if told else []
         for settlement, result in zip(told, results, strict=True):
             if result is Settled.LOST:
-                logger.warning("lease_lost", extra=_fields(settlement.lease))
+                tell(logging.WARNING, "lease_lost", **settlement.lease._asdict())
         self._give_back([each.delivery for each in batch if each.outcome is None])
 
     def _give_back(self, deliveries: list[Delivery]) -> None:
@@ -271,6 +289,12 @@ class Worker:
         if not self._is_busy():
             self._looking.wake()
 
+    def _drop(self, deliveries: list[Delivery]) -> None:
+        """Hand back, due at once, what this worker will not run."""
+        self._hand_back(deliveries, timedelta(0))
+        for delivery in deliveries:
+            self._held.pop(delivery.lease, None)
+
     def _hand_back(self, deliveries: list[Delivery], delay: timedelta) -> None:
         if deliveries:
             self._store.release([delivery.lease for delivery in deliveries], self._worker_id, delay)
@@ -283,7 +307,7 @@ class Worker:
         if held:
             for lease in self._store.extend(held, self._lease):
                 if lease in self._held:
-                    logger.warning("lease_lost", extra=_fields(lease))
+                    tell(logging.WARNING, "lease_lost", **lease._asdict())
         return self._beat_every
 
     def _beat_faster(self, seconds: float) -> None:
@@ -295,7 +319,3 @@ class Worker:
     def _timeout_turn(self) -> float:
         self._threads.watch()
         return WATCH_EVERY
-
-
-def _fields(lease: Lease) -> dict[str, object]:
-    return {"event_id": lease.event_id, "subscription": lease.subscription, "epoch": lease.epoch}

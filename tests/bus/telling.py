@@ -7,4 +7,4 @@ import pytest
 
 def failures(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
     """Return the fields of the entries on failed attempts."""
-    return [vars(record) for record in caplog.records if record.getMessage() == "attempt_failed"]
+    return [vars(record) for record in caplog.records if record.msg == "attempt_failed"]

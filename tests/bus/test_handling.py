@@ -348,6 +348,6 @@ def test_a_settlement_that_comes_too_late_is_logged_and_changes_nothing(
     event = still.publish("a")
     with caplog.at_level(logging.WARNING, "postbus"):
         assert drain(still) == 2
-    assert [record.getMessage() for record in caplog.records].count("lease_lost") == 1
+    assert [record.msg for record in caplog.records].count("lease_lost") == 1
     actions = [row.action for row in still.get(event.id, include_logs=True).logs]
     assert actions == ["PICKED", "RESET", "PICKED", "COMPLETED"]

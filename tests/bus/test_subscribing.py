@@ -91,6 +91,8 @@ def test_handlers_are_stored_with_their_process_and_leave_with_it(make_bus: Call
 
     identity = one.subscribe("order.*", ship, tags=["eu"])
     two.subscribe("*", ship, subscription="audit")
+    one.start()
+    two.start()
     stored = {each.id: each for each in two.store.handlers()}
     assert len(stored) == 2
     mine = stored[identity]
@@ -102,6 +104,7 @@ def test_handlers_are_stored_with_their_process_and_leave_with_it(make_bus: Call
 
 def test_unsubscribing_takes_the_stored_handler_away(bus: EventBus):
     """One of two stays (S1.6)."""
+    bus.start()
     first = bus.subscribe("a", lambda _: None)
     second = bus.subscribe("b", lambda _: None)
     bus.unsubscribe(first)

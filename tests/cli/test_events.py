@@ -113,7 +113,9 @@ def test_subscriptions_show_what_they_want_and_who_handles_it(cli, data):
     """Consumer groups are listed with their patterns, handlers and depth (S1.6, S0.9)."""
     bus = EventBus(URL)
     bus.subscriptions.create("mail", ["user.*", "order.*"], lease=5, retry=RetryPolicy(max_retries=9))
+    bus.subscriptions.pause("mail")
     bus.subscribe("user.*", print, subscription="mail")
+    bus.start()
     bus.publish("user.new")
     by_name = {each["name"]: each for each in data("subscriptions", "list")}
     bus.shutdown()

@@ -42,7 +42,7 @@ def run(execution: Execution, one: Delivery) -> Report:
     begun = execution.begin(one)
     if begun.is_async:
         return asyncio.run(execution.run_async(begun))
-    report = execution.run(begun, lambda _: True)
+    report = execution.run(begun, lambda _, calling: True)
     assert report is not None
     return report
 
@@ -261,7 +261,7 @@ def test_each_failure_is_one_log_entry(execution: Execution, caplog: pytest.LogC
     handle(execution, raising(ValueError("oops")), on_error=on_error)
     with caplog.at_level(logging.WARNING, "postbus"):
         run(execution, delivery(4))
-    (entry,) = [record for record in caplog.records if record.getMessage() == "attempt_failed"]
+    (entry,) = [record for record in caplog.records if record.msg == "attempt_failed"]
     fields = vars(entry)
     assert (fields["event_id"], fields["subscription"], fields["attempt"]) == (1, "default", 4)
     assert (fields["error_type"], fields["error_message"]) == ("ValueError", "oops")
@@ -275,6 +275,6 @@ def test_who_no_longer_owns_a_run_tells_nothing(execution: Execution, caplog: py
     handle(execution, raising(ValueError("late")))
     handle(execution, lambda _: ran.append("second"))
     with caplog.at_level(logging.WARNING, "postbus"):
-        assert execution.run(execution.begin(delivery()), lambda _: next(mine)) is None
+        assert execution.run(execution.begin(delivery()), lambda _, calling: next(mine)) is None
     assert ran == []
     assert caplog.records == []

@@ -58,6 +58,8 @@ def load(target: str, flags: dict[str, object]) -> EventBus:
         bus = bus.wrapped
     if not isinstance(bus, EventBus):
         raise InvalidRequest(f"{target} is a {type(bus).__name__}, not an EventBus")
+    if bus.is_shut_down:
+        raise InvalidRequest(f'importing {where} ran and shut down the bus: put that under if __name__ == "__main__":')
     _apply(bus, target, flags)
     return bus
 
@@ -87,10 +89,9 @@ def _apply(bus: EventBus, target: str, flags: dict[str, object]) -> None:
     if url != bus.settings.url:
         raise InvalidRequest(f"{target} names its own URL in the code, so --url has no effect: leave one of them out")
     bus.settings = bus.settings.model_copy(update=flags)
-    handlers = [each for each in bus.store.handlers() if each.worker_id == bus.worker_id]
-    if not handlers:
+    if not bus.handlers:
         raise InvalidRequest(f"{target} has no handlers: decorate a function with @bus.on before the worker starts")
-    told = {"url": bus.store.url, "worker_id": bus.worker_id, "handlers": len(handlers)}
+    told = {"url": bus.store.url, "worker_id": bus.worker_id, "handlers": len(bus.handlers)}
     logger.info("worker_ready", extra={**told, "concurrency": bus.settings.concurrency})
 
 

@@ -125,7 +125,7 @@ class _Patient:
         expired = sum(self._expired(each.name) for each in self.store.subscriptions())
         how = f"start a worker, which takes them up again, or: postbus doctor --mend{self.again}"
         if dead:
-            yield _wrong("leases", f"{many(dead, 'dead worker')} still hold leases", how)
+            yield _wrong("leases", f"leases are still held by {many(dead, 'dead worker')}", how)
         if expired:
             yield _wrong("leases", f"{many(expired, 'lease')} ran out and nobody took them up", how)
         if not dead and not expired:

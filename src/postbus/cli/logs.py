@@ -6,7 +6,7 @@ import sys
 
 import structlog
 
-from postbus.observe import logger
+from postbus.observe import Told, logger
 
 __all__ = ["log_to_stderr"]
 
@@ -17,6 +17,7 @@ def log_to_stderr() -> None:
     shared: list[structlog.typing.Processor] = [
         structlog.stdlib.add_log_level,
         structlog.stdlib.ExtraAdder(),
+        _name,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     formatter = structlog.stdlib.ProcessorFormatter(
@@ -28,6 +29,12 @@ def log_to_stderr() -> None:
     logger.handlers[:] = [handler]
     logger.setLevel(logging.INFO)
     logger.propagate = False
+
+
+def _name(_: object, __: str, entry: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """Have what postbus tells go by its constant name: the fields stand beside it anyway."""
+    told = entry["_record"].msg
+    return {**entry, "event": told[:]} if isinstance(told, Told) else entry
 
 
 def _rendering(*, terminal: bool) -> list[structlog.typing.Processor]:

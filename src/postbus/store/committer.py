@@ -45,7 +45,7 @@ class _Slot:
     def __init__(self, operation: Callable[[Any], Any] | None) -> None:
         self.operation = operation
         self.result: Any = None
-        self.error: BaseException | None = None
+        self.error: Exception | None = StoreUnavailable("interrupted while committing: the outcome is unknown")
         self.finished = False
         self.turn: threading.Lock | None = None
 
@@ -60,6 +60,7 @@ class Committer(Generic[C]):
         self._waiting: deque[_Slot] = deque()
         self._led = False
         self._holder: int | None = None
+        self._leader: int | None = None
 
     def run(self, operation: Callable[[C], R]) -> R:
         """Run `operation` inside a transaction and return its result once that is durable.
@@ -92,10 +93,22 @@ class Committer(Generic[C]):
             self._holder = None
             self._hand_over()
 
+    @contextmanager
+    def hold(self) -> Generator[C]:
+        """Hold the connection while nobody else uses it, outside any transaction."""
+        self._refuse_holder()
+        self._lead_or_wait(_Slot(None))
+        try:
+            yield self._connection
+        finally:
+            self._hand_over()
+
     def _refuse_holder(self) -> None:
         """Raise for a caller that would wait for itself."""
         if self._holder == threading.get_ident():
             raise InvalidRequest("inside a transaction of your own, pass it on: publish(..., connection=tx)")
+        if self._leader == threading.get_ident():
+            raise StoreUnavailable("called (from a signal handler?) in the midst of a write of the same thread")
 
     def _lead_or_wait(self, slot: _Slot) -> bool:
         """Return True when this caller must lead now, False when its operation has been run by another."""
@@ -126,10 +139,12 @@ class Committer(Generic[C]):
 
     def _lead(self, slot: _Slot) -> None:
         group = [slot]
+        self._leader = threading.get_ident()
         try:
             self._gather(group)
             self._run_group(group)
         finally:
+            self._leader = None
             self._hand_over()
             for other in group[1:]:
                 other.finished = True
@@ -167,11 +182,9 @@ class Committer(Generic[C]):
             return False
         except BaseException:
             connection.rollback()
-            for slot in group:
-                slot.error = StoreUnavailable("interrupted while committing: the outcome is unknown")
             raise
         for slot, result in zip(group, results, strict=True):
-            slot.result = result
+            slot.result, slot.error = result, None
         return True
 
     def _run_alone(self, slot: _Slot) -> None:
@@ -181,6 +194,10 @@ class Committer(Generic[C]):
             slot.result = slot.operation(connection) if slot.operation is not None else None
             probe("committing")
             connection.commit()
-        except BaseException as error:  # noqa: BLE001  raised in the thread that owns the operation
+            slot.error = None
+        except Exception as error:  # noqa: BLE001  raised in the thread that owns the operation
             connection.rollback()
             slot.error = error
+        except BaseException:
+            connection.rollback()
+            raise

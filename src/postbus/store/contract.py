@@ -299,8 +299,8 @@ class Store(Protocol):
         """
         ...
 
-    def widen_subscription(self, name: str, pattern: str) -> bool:
-        """Let a subscription want this pattern too, from now on; return whether that was news."""
+    def widen_subscription(self, name: str, pattern: str, tags: Sequence[str] = ()) -> bool:
+        """Let a subscription want this pattern with these tags too (none: with any); return whether that was news."""
         ...
 
     def pause_subscription(self, name: str, paused: bool) -> None:  # noqa: FBT001  the state itself

@@ -1,12 +1,12 @@
 """Appending to the log: events, their deliveries and their uids, inside one transaction."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
 from postbus.clock import from_micros, to_micros
-from postbus.errors import InvalidEventError
+from postbus.errors import InvalidEventError, InvalidRequest, StoreUnavailable
 from postbus.model import Event
 from postbus.payload import Draft
 from postbus.store.sqlite.catalog import Catalog, Fanout
@@ -17,6 +17,7 @@ from postbus.store.sqlite.records import checksum, event_from_draft, json_array,
 __all__ = ["Appending", "CallersTransaction"]
 
 CHUNK: Final = 1_000
+CONTROL: Final = frozenset({"BEGIN", "COMMIT", "END", "ROLLBACK", "SAVEPOINT", "RELEASE"})
 _MICRO: Final = 1_000_000
 Known = dict[str, tuple[Event, bytes]]
 
@@ -101,20 +102,37 @@ class Appending:
 
 
 class CallersTransaction:
-    """A `Transaction` on the bus's own write connection."""
+    """A `Transaction` on the bus's own write connection, until its block ends."""
 
-    def __init__(self, db: Database, appending: Appending) -> None:
+    def __init__(self, db: Database, appending: Callable[[], Appending]) -> None:
         """Serve one caller inside one open transaction."""
         self._db = db
         self._appending = appending
+        self._closed = False
+
+    def close(self) -> None:
+        """Serve no more."""
+        self._closed = True
 
     def execute(self, sql: str, parameters: Sequence[Any] | Mapping[str, Any] = ()) -> list[Row]:
-        """Run one statement of the caller's own and return its rows."""
-        return self._db.execute(sql, parameters)
+        """Run one statement of the caller's own and return its rows; the transaction itself is not its business."""
+        self._check_open()
+        if sql.lstrip().partition(" ")[0].rstrip(";").upper() in CONTROL:
+            raise InvalidRequest("the block commits or rolls back: leave BEGIN, COMMIT, ROLLBACK and SAVEPOINT out")
+        rows = self._db.execute(sql, parameters)
+        self._check_open()
+        return rows
 
     def publish(self, drafts: Sequence[Draft]) -> list[Event]:
         """Store events that exist only if this transaction commits."""
-        return self._appending.append(drafts)
+        self._check_open()
+        return self._appending().append(drafts)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise InvalidRequest("this transaction has ended")
+        if not self._db.in_transaction:
+            raise StoreUnavailable("the transaction was rolled back by one of its statements; nothing was stored")
 
 
 def _event_row(draft: Draft, identity: int, now: int) -> Row:
@@ -138,7 +156,7 @@ def _event_row(draft: Draft, identity: int, now: int) -> Row:
 
 def _digest(draft: Draft) -> bytes:
     """Return a fingerprint of what makes two publishes the same event; metadata may differ between tries."""
-    body = (draft.type, draft.payload, ",".join(draft.tags), draft.key, draft.title, draft.description)
+    body = (draft.type, draft.payload, ",".join(sorted(draft.tags)), draft.key, draft.title, draft.description)
     return hashlib.blake2b(repr(body).encode(), digest_size=16).digest()
 
 

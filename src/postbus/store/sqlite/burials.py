@@ -43,8 +43,9 @@ class Burials:
 
     def discard_all(self, subscription: str) -> int:
         """Remove every delivery of a subscription that is going away."""
-        total = 0
-        while rows := self._db.run("some_deliveries", (subscription, CHUNK)):
+        total = last = 0
+        while rows := self._db.run("some_deliveries", (subscription, last, CHUNK)):
+            last = rows[-1][0]
             self._db.many("drop_delivery", [(row[0], subscription) for row in rows])
             self._db.many(
                 "log",

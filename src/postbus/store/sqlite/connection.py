@@ -21,6 +21,7 @@ BUSY_SECONDS: Final = 30.0
 PATIENT_AFTER: Final = 100
 SQLITE_ERRORS: Final = (apsw.Error, UnicodeDecodeError)
 CACHE_KIB: Final = 65_536
+READER_CACHE_KIB: Final = 16_384
 CHECKPOINT_PAGES: Final = 4_000
 FULL: Final = 2
 
@@ -57,7 +58,7 @@ class Database:
         pragma("synchronous", "full")
         pragma("fullfsync", 1)
         pragma("checkpoint_fullfsync", 1)
-        pragma("cache_size", -CACHE_KIB)
+        pragma("cache_size", -READER_CACHE_KIB if readonly else -CACHE_KIB)
         pragma("cell_size_check", 1)
         pragma("trusted_schema", 0)
         if pragma("synchronous") != FULL:
@@ -83,10 +84,15 @@ class Database:
     def rollback(self) -> None:
         """Undo the transaction, if SQLite has not done so already."""
         self._on_rollback()
-        if self._apsw.in_transaction:
-            # A ROLLBACK that fails leaves the transaction open; the next `begin` then fails, and nothing is stored.
-            with suppress(apsw.Error):
+        # A ROLLBACK that fails leaves the transaction open; the next `begin` then fails, and nothing is stored.
+        with suppress(apsw.Error):
+            if self._apsw.in_transaction:
                 self._apsw.execute("ROLLBACK")
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether a transaction is open."""
+        return self._apsw.in_transaction
 
     def run(self, name: str, parameters: Sequence[Any] = ()) -> list[Row]:
         """Run a named query and return its rows."""

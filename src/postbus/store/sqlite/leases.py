@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, assert_never
 import orjson
 
 from postbus.clock import from_micros
-from postbus.errors import Conflict, LeaseLost, NotFound
+from postbus.errors import Conflict, LeaseLost, NotFound, UnsafeStore
 from postbus.model import Action, AttemptError, Dead, Done, DoneWithErrors, Lease, Retry, State, Status, Subscription
 from postbus.retry import RetryPolicy
 from postbus.store.contract import Claim, Settled, Settlement
@@ -39,6 +39,10 @@ class Taken(NamedTuple):
     epoch: int
     until: int
     suspect: bool
+
+    def lease(self, subscription: str) -> Lease:
+        """Return the lease that was given."""
+        return Lease(self.event_id, subscription, self.epoch)
 
 
 class Leases:
@@ -155,6 +159,8 @@ class Leases:
         if held:
             told = orjson.dumps([f"{each.lease.event_id} {each.execution_time_ms}" for each in held]).decode()
             self._db.run("log_completed", (told, subscription, worker_id, self._now))
+            if self._db.changed() != len(held):
+                raise UnsafeStore("a delivery is filed under a route that is not registered")
             self._db.run("finish_all", (json_array(each.lease.event_id for each in held), subscription))
         return [each.lease for each in held]
 

@@ -19,8 +19,8 @@ SELECT name, mode, patterns, tags, paused, lease, retry, created_at FROM subscri
 -- name: add_subscription
 INSERT INTO subscriptions (name, mode, patterns, tags, lease, retry, created_at) VALUES (?, ?, ?, ?, ?, ?, ?);
 
--- name: set_patterns
-UPDATE subscriptions SET patterns = ? WHERE name = ?;
+-- name: set_interests
+UPDATE subscriptions SET patterns = ?, tags = ? WHERE name = ?;
 
 -- name: set_paused
 UPDATE subscriptions SET paused = ? WHERE name = ?;
@@ -93,9 +93,10 @@ SELECT due_at FROM deliveries INDEXED BY deliveries_due WHERE route = ? AND due_
 -- Hops from one route to the next one present in the index: the cost is the routes that hold something, not those
 -- ever registered, and the caller stops as soon as it has enough.
 WITH RECURSIVE present (route) AS (
-    SELECT (SELECT min(route) FROM deliveries INDEXED BY deliveries_due WHERE route > ?1)
+    SELECT (SELECT min(route) FROM deliveries INDEXED BY deliveries_due WHERE route > ?1 AND due_at IS NOT NULL)
     UNION ALL
-    SELECT (SELECT min(d.route) FROM deliveries AS d INDEXED BY deliveries_due WHERE d.route > present.route)
+    SELECT (SELECT min(d.route) FROM deliveries AS d INDEXED BY deliveries_due
+             WHERE d.route > present.route AND d.due_at IS NOT NULL)
       FROM present WHERE present.route IS NOT NULL)
 SELECT route FROM present
  WHERE route IS NOT NULL
@@ -271,7 +272,8 @@ UPDATE deliveries SET state = 0, tried = NULL, route = ?, due_at = ?, ready_at =
 DELETE FROM deliveries WHERE event_id = ? AND subscription = ?;
 
 -- name: some_deliveries
-SELECT event_id, attempt, epoch, worker_id FROM deliveries WHERE subscription = ? LIMIT ?;
+SELECT event_id, attempt, epoch, worker_id FROM deliveries
+ WHERE subscription = ? AND event_id > ? ORDER BY event_id LIMIT ?;
 
 -- name: see_handler
 INSERT INTO handlers (id, name, subscription, pattern, tags, worker_id, owner, seen_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)

@@ -1,6 +1,7 @@
 """Reading what is stored: single events, lists, dead letters, figures. Nothing here changes anything."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from heapq import merge
 from itertools import islice
@@ -9,7 +10,7 @@ from typing import Final
 import orjson
 
 from postbus.clock import from_micros
-from postbus.errors import InvalidRequest, NotFound
+from postbus.errors import InvalidRequest, NotFound, UnsafeStore
 from postbus.model import (
     Action,
     DeadLetter,
@@ -43,7 +44,6 @@ TOTAL_CAP: Final = 10_000
 END_OF_TIME: Final = (1 << 63) - 1
 MINUTE: Final = 60_000_000
 CHEAP_ROUTES: Final = 64
-LOAD_CHUNK: Final = 250
 
 
 class Reading:
@@ -59,10 +59,19 @@ class Reading:
 
     def event(self, event_id: int, subscription: str) -> Event:
         """Return an event with how it stands everywhere; raise NotFound."""
-        rows = self._db.run("event", (event_id,))
+        rows = self._db.run("event", (event_id,)) if 0 < event_id <= END_OF_TIME else []
         if not rows:
             raise NotFound(f"there is no event {event_id}")
         return self._standing(rows[0], subscription)
+
+    def _shown(self, row: Row, subscription: str) -> Event:
+        """Return an event for a list: one that is damaged says so in its metadata, and spoils no page."""
+        try:
+            return self._standing(row, subscription)
+        except UnsafeStore as error:
+            sound = event_from_row((*row[:7], "null", "{}", *row[9:]), verified=False, metadata={"damaged": str(error)})
+            mine = [state for state in self._states(row[0]) if state.subscription == subscription]
+            return replace(sound, status=mine[0].status, errors=mine[0].errors) if mine else sound
 
     def _standing(self, row: Row, subscription: str) -> Event:
         states = self._states(row[0])
@@ -86,11 +95,10 @@ class Reading:
         return tuple((ended | live)[name] for name in sorted(ended | live))
 
     def rows(self, ids: list[int]) -> dict[int, Row]:
-        """Return the rows of events by id, in a few steps whatever their number."""
+        """Return the rows of events by id, in one step whatever their number."""
         found: dict[int, Row] = {}
-        for start in range(0, len(ids), LOAD_CHUNK):
-            wanted = json_array(ids[start : start + LOAD_CHUNK])
-            found.update((row[0], row) for row in orjson.loads(self._db.value("events_by_id", (wanted,))))
+        rows = orjson.loads(self._db.value("events_by_id", (json_array(ids),)))
+        found.update((row[0], row) for row in rows)
         return found
 
     def _live(self, row: Row) -> DeliveryState:
@@ -137,7 +145,7 @@ class Reading:
         page = list(islice(rows, offset, offset + limit + 1))
         total, capped = self._total(self._ids(subscription, status, END_OF_TIME), wanted)
         return Page(
-            items=tuple(self._standing(row, subscription) for row in page[:limit]),
+            items=tuple(self._shown(row, subscription) for row in page[:limit]),
             total=total,
             limit=limit,
             offset=offset,
@@ -192,7 +200,7 @@ class Reading:
     def _dead_letter(self, event_id: int, subscription: str) -> DeadLetter:
         _, _, _, attempts, errors, died_at, last_retry_at, *_ = self._db.run("dead_one", (event_id, subscription))[0]
         return DeadLetter(
-            event=self.event(event_id, subscription),
+            event=next(self._shown(row, subscription) for row in self._db.run("event", (event_id,))),
             subscription=subscription,
             attempts=attempts,
             errors=decode_errors(errors),
@@ -223,8 +231,8 @@ class Reading:
         tried = {State(state) for state, route in self._db.run("tried_routes", (subscription,)) if route in routes}
         return Work(due=self.is_due(selection), leased=State.LEASED in tried, retrying=State.PENDING in tried)
 
-    def stats(self) -> Stats:
-        """Return the bus in figures."""
+    def stats(self, dead: set[str]) -> Stats:
+        """Return the bus in figures; the handlers of `dead` processes handle nothing."""
         since = self._now - MINUTE
         rates = {action: float(count) for action, count in self._db.run("recent_actions", (since,))}
         return Stats(
@@ -233,7 +241,7 @@ class Reading:
             subscriptions=self._queues(),
             rates=rates | {"published": float(self._db.value("recent_events", (since,)))},
             store_bytes=self._db.pragma("page_count") * self._db.pragma("page_size"),
-            unhandled=self._unhandled(),
+            unhandled=self._unhandled(dead),
         )
 
     def _queues(self) -> tuple[SubscriptionStats, ...]:
@@ -266,8 +274,9 @@ class Reading:
             oldest_age=waited,
         )
 
-    def _unhandled(self) -> dict[str, int]:
-        handled = [(row[2], row[3], set(split_tags(row[4]))) for row in self._db.run("handlers")]
+    def _unhandled(self, dead: set[str]) -> dict[str, int]:
+        rows = [row for row in self._db.run("handlers") if row[6] not in dead]
+        handled = [(row[2], row[3], set(split_tags(row[4]))) for row in rows]
         left: dict[str, int] = {}
         for route_id, count in self._db.run("depth_by_route"):
             route = self._catalog.route(route_id)
@@ -300,7 +309,7 @@ def _one_dead(db: Database, event_id: int, name: str) -> list[Row]:
 
 
 def _number(text: str) -> int:
-    if not text.isdecimal() or int(text) > END_OF_TIME:
+    if not text.isdecimal() or int(text) >= END_OF_TIME:
         raise InvalidRequest(f"after must be `next` of the page before, not {text!r:.40}")
     return int(text)
 

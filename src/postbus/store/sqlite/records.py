@@ -113,24 +113,25 @@ def split_tags(joined: str) -> tuple[str, ...]:
     return tuple(joined.split(",")) if joined else ()
 
 
-def event_from_row(row: Row, **state: Any) -> Event:
+def event_from_row(row: Row, *, verified: bool = True, **state: Any) -> Event:
     """Return an event from the columns of the `event` query; `state` fills how it stands."""
     identity, uid, kind, tags, key, title, description, payload, metadata, created_at, priority, max_retries, _ = row
     state.setdefault("max_retries", max_retries)
     with decoding():
-        _verify(row)
+        if verified:
+            _verify(row)
+        state.setdefault("metadata", orjson.loads(metadata) if metadata != "{}" else {})
         return Event(
-            identity,
-            uid,
-            kind,
-            decode(payload),
-            split_tags(tags),
-            key,
-            title,
-            description,
-            orjson.loads(metadata) if metadata != "{}" else {},
-            from_micros(created_at),
-            priority,
+            id=identity,
+            uid=uid,
+            type=kind,
+            payload=decode(payload),
+            tags=split_tags(tags),
+            key=key,
+            title=title,
+            description=description,
+            created_at=from_micros(created_at),
+            priority=priority,
             **state,
         )
 

@@ -15,6 +15,8 @@ from postbus.breaker import BreakerState
 from postbus.clock import Clock, from_micros, to_micros
 from postbus.errors import Conflict, EventBusShutdownError, StoreUnavailable, UnsafeStore
 from postbus.model import (
+    AttemptError,
+    Dead,
     DeadLetter,
     Delivery,
     Event,
@@ -63,7 +65,11 @@ APPLICATION_ID: Final = int.from_bytes(b"post")
 DEDUP_WINDOW: Final = timedelta(days=7)
 HANDLER_MEMORY: Final = timedelta(days=7)
 CHUNK: Final = 1_000
+MAX_READERS: Final = 8
+LOAD_CHUNK: Final = 100
+LOAD_BYTES: Final = 32_000_000
 MAX_REMEMBERED: Final = 1_000
+TIDY_UIDS: Final = 100_000
 SPARE_ROUTES: Final = 10_000
 ENOUGH_FREE_PAGES: Final = 2_000
 
@@ -110,7 +116,8 @@ class SqliteStore:
             watch.close()
         for reader, _ in readers:
             reader.close()
-        self._database.close()
+        with self._committer.hold() as writer:
+            writer.close()
 
     # ── publishing ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -125,12 +132,22 @@ class SqliteStore:
         self._usable()
         try:
             with self._committer.exclusive() as db:
-                yield CallersTransaction(db, self._appending(db))
+                tx = CallersTransaction(db, lambda: self._appending_anew(db))
+                try:
+                    yield tx
+                finally:
+                    tx.close()
+                    self._catalog.forget()
         except apsw.SQLError:
             raise  # a mistake in a statement of the caller's own
         except SQLITE_ERRORS as error:
             raise translate(self._path, error) from error
         self._wake()
+
+    def _appending_anew(self, db: Database) -> Appending:
+        """Trust no memory: a savepoint of the caller's own may have taken back what was remembered."""
+        self._catalog.forget()
+        return self._appending(db)
 
     def _appending(self, db: Database) -> Appending:
         self._catalog.renew(db)
@@ -155,7 +172,7 @@ class SqliteStore:
             self._looked.clear()
         self._looked[key] = published if len(taken) < claim.limit else -1
         if taken:
-            return Claimed(self._loaded(claim, taken), suspects=suspects)
+            return Claimed(self._loaded_or_released(claim, taken), suspects=suspects)
         with self._read() as reading:
             return Claimed(next_due=moment(reading.next_due(reading.catalog.select(*key))), suspects=suspects)
 
@@ -165,25 +182,47 @@ class SqliteStore:
             return [], False
         return self._leases(db).claim(claim, subscription)
 
+    def _loaded_or_released(self, claim: Claim, taken: list[Taken]) -> tuple[Delivery, ...]:
+        """Return the deliveries with their events; hand all of them back if that fails."""
+        try:
+            return self._loaded(claim, taken)
+        except BaseException:
+            self.release([each.lease(claim.subscription) for each in taken], claim.worker_id)
+            raise
+
     def _loaded(self, claim: Claim, taken: list[Taken]) -> tuple[Delivery, ...]:
-        """Return the deliveries with their events; read after the commit, so that other writers need not wait."""
+        """Return the deliveries with their events; read after the commit, so that other writers need not wait.
+
+        An event that cannot be read is buried with the reason, and does not harm its neighbours. What would take too
+        much memory at once is handed back.
+        """
         now, until = self.now(), from_micros(taken[0].until)
+        loaded: list[Delivery] = []
+        damaged: list[Settlement] = []
+        size = 0
         with self._read() as reading:
             policy = reading.catalog.subscription(claim.subscription).retry or claim.policy
-            rows = reading.rows([each.event_id for each in taken])
-            with decoding():
-                return tuple(
-                    quick_delivery(
-                        claimed_event(rows[each.event_id], each.retry_count, now),
-                        Lease(each.event_id, claim.subscription, each.epoch),
-                        each.attempt,
-                        policy,
-                        claim.worker_id,
-                        until,
-                        each.suspect,
+            while taken and size < LOAD_BYTES:
+                chunk, taken = taken[:LOAD_CHUNK], taken[LOAD_CHUNK:]
+                rows = reading.rows([each.event_id for each in chunk])
+                size += sum(len(row[7]) for row in rows.values())
+                for each in chunk:
+                    lease = each.lease(claim.subscription)
+                    try:
+                        with decoding():
+                            event = claimed_event(rows[each.event_id], each.retry_count, now)
+                    except UnsafeStore as error:
+                        told = AttemptError("UnsafeStore", str(error), each.attempt, claim.worker_id, now)
+                        damaged.append(Settlement(lease, Dead(told), claim.worker_id))
+                        continue
+                    loaded.append(
+                        quick_delivery(event, lease, each.attempt, policy, claim.worker_id, until, each.suspect)
                     )
-                    for each in taken
-                )
+        if taken:
+            self.release([each.lease(claim.subscription) for each in taken], claim.worker_id)
+        if damaged:
+            self.settle(damaged)
+        return tuple(loaded)
 
     def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
         results = self._write_catalogued(lambda db: self._leases(db).settle(settlements))
@@ -270,8 +309,9 @@ class SqliteStore:
             return reading.events(subscription, status, wanted, limit=limit, offset=offset, after=after)
 
     def stats(self) -> Stats:
+        dead = {each.owner for each in self.handlers() if self.is_dead(each.owner)}
         with self._read() as reading:
-            return reading.stats()
+            return reading.stats(dead)
 
     def inspect(self, *, deep: bool) -> tuple[Finding, ...]:
         with self._read() as reading:
@@ -353,14 +393,18 @@ class SqliteStore:
         self._wake()
         return created
 
-    def widen_subscription(self, name: str, pattern: str) -> bool:
+    def widen_subscription(self, name: str, pattern: str, tags: Sequence[str] = ()) -> bool:
 
         def widen(db: Database) -> bool:
             self._catalog.renew(db)
             found = self._catalog.subscription(name)
-            if pattern in found.patterns or "*" in found.patterns:
+            patterns = (
+                found.patterns if pattern in found.patterns or "*" in found.patterns else (*found.patterns, pattern)
+            )
+            wanted = tuple(dict.fromkeys((*found.tags, *tags))) if tags and found.tags else ()
+            if patterns == found.patterns and wanted == found.tags:
                 return False
-            db.run("set_patterns", (orjson.dumps([*found.patterns, pattern]).decode(), name))
+            db.run("set_interests", (orjson.dumps(patterns).decode(), orjson.dumps(wanted).decode(), name))
             self._bump(db)
             return True
 
@@ -437,7 +481,7 @@ class SqliteStore:
     def tidy(self) -> int:
 
         def clean(db: Database) -> int:
-            db.run("drop_old_uids", (to_micros(self.now() - DEDUP_WINDOW), CHUNK))
+            db.run("drop_old_uids", (to_micros(self.now() - DEDUP_WINDOW), TIDY_UIDS))
             removed = db.changed()
             db.run("drop_old_handlers", (to_micros(self.now() - HANDLER_MEMORY),))
             if db.value("count_routes") > SPARE_ROUTES:
@@ -506,7 +550,7 @@ class SqliteStore:
 
     def _give_back(self, db: Database, catalog: Catalog) -> None:
         with self._lock:
-            if not self._closed:
+            if not self._closed and len(self._readers) < MAX_READERS:
                 self._readers.append((db, catalog))
                 return
         db.close()

@@ -82,7 +82,7 @@ CREATE TABLE deliveries (
     CHECK ((state IN (2, 3)) = (due_at IS NULL))
 ) WITHOUT ROWID;
 
-CREATE INDEX deliveries_due ON deliveries (route, due_at, event_id);
+CREATE INDEX deliveries_due ON deliveries (route, due_at, event_id) WHERE due_at IS NOT NULL;
 
 -- Leased, dead and waiting for a retry, each found without wading through what waits for its first attempt, and without
 -- a look at the row: that is why the condition is on a column of the index. (SQLite covers no generated column.)
