@@ -22,7 +22,7 @@ from postbus.observe import logger, probe, tell
 from postbus.retry import RetryPolicy
 from postbus.store.contract import Store
 
-__all__ = ["Context", "Execution", "Report", "Run"]
+__all__ = ["Context", "Execution", "Ownership", "Report", "Run"]
 
 R = TypeVar("R")
 CANCELLED: Final = (asyncio.CancelledError, concurrent.futures.CancelledError)

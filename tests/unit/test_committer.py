@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from postbus.errors import InvalidRequest
+from postbus.errors import InvalidRequest, StoreUnavailable
 from postbus.store import committer as committer_module
 from postbus.store.committer import Committer
 from tests.conftest import Crew
@@ -246,3 +246,51 @@ def test_hundreds_of_operations_from_many_threads_are_each_done_once(
     crew.join(30)
     written = [value for group in ledger.committed for value in group]
     assert sorted(written) == [(number, turn) for number in range(8) for turn in range(50)]
+
+
+def test_an_interrupted_leader_acknowledges_nothing_for_its_neighbours(crew: Crew):
+    """Ctrl-C while a group is run again one by one: whoever was not reached is told so, never given success (I1)."""
+    committer: Committer[Ledger] = Committer(Ledger())
+    started, go_on = threading.Event(), threading.Event()
+    told: list[object] = []
+
+    def first(_: Ledger) -> None:
+        started.set()
+        go_on.wait(10)
+
+    def neighbour() -> None:
+        try:
+            told.append(committer.run(lambda ledger: (ledger.open or []).append("x")))
+        except StoreUnavailable as error:
+            told.append(str(error))
+
+    runs = iter([ValueError("the group fails"), KeyboardInterrupt()])
+
+    def interrupted(_: Ledger) -> None:
+        raise next(runs)
+
+    def leader() -> None:
+        with pytest.raises(KeyboardInterrupt):
+            committer.run(interrupted)
+
+    crew.start(lambda: committer.run(first))
+    started.wait(10)
+    crew.start(leader)
+    wait_until(lambda: len(committer._waiting) == 1)
+    for _ in range(3):
+        crew.start(neighbour)
+    wait_until(lambda: len(committer._waiting) == 4)
+    go_on.set()
+    crew.join()
+    assert len(told) == 3
+    assert all("outcome is unknown" in str(each) for each in told)
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    """Wait for threads to have queued up."""
+    deadline = threading.Event()
+    for _ in range(2_000):
+        if holds():
+            return
+        deadline.wait(0.005)
+    pytest.fail("the threads never queued up")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from postbus.errors import Discard, RetryLater
-from postbus.execution import Execution, Report
+from postbus.execution import Execution, Ownership, Report, Run
 from postbus.handlers import Handlers, make_handler
 from postbus.model import AttemptError, Dead, Delivery, Done, DoneWithErrors, Retry
 from postbus.retry import RetryPolicy
@@ -37,12 +37,27 @@ def execution(store: Store) -> Execution:
     return Execution(store, Handlers(), RetryPolicy(), timedelta(seconds=60), random.Random(7))
 
 
+def owned(run: Run, *, calling: bool) -> bool:
+    """Say that the run is the thread's own."""
+    return bool(run) or calling
+
+
+def owning(answers: Iterator[bool]) -> Ownership:
+    """Return what gives these answers, one after another."""
+
+    def ask(run: Run, *, calling: bool) -> bool:
+        del run, calling
+        return next(answers)
+
+    return ask
+
+
 def run(execution: Execution, one: Delivery) -> Report:
     """Run a delivery through its handlers, all plain or not."""
     begun = execution.begin(one)
     if begun.is_async:
         return asyncio.run(execution.run_async(begun))
-    report = execution.run(begun, lambda _, calling: True)
+    report = execution.run(begun, owned)
     assert report is not None
     return report
 
@@ -275,6 +290,6 @@ def test_who_no_longer_owns_a_run_tells_nothing(execution: Execution, caplog: py
     handle(execution, raising(ValueError("late")))
     handle(execution, lambda _: ran.append("second"))
     with caplog.at_level(logging.WARNING, "postbus"):
-        assert execution.run(execution.begin(delivery()), lambda _, calling: next(mine)) is None
+        assert execution.run(execution.begin(delivery()), owning(mine)) is None
     assert ran == []
     assert caplog.records == []

@@ -1,11 +1,12 @@
 """One connection to the bus's SQLite file, opened safely or not at all."""
 
+import itertools
 import random
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import apsw
 
@@ -14,6 +15,7 @@ from postbus.store.queries import load_queries
 
 __all__ = ["SQL", "SQLITE_ERRORS", "Database", "Row", "require_safe_sqlite", "translate", "translated"]
 
+R = TypeVar("R")
 Row = tuple[Any, ...]
 SQL: Final = load_queries("postbus.store.sqlite")
 WITHOUT_WAL_RESET_BUG: Final = ((3_051_003, 4_000_000), (3_050_007, 3_051_000), (3_044_006, 3_045_000))
@@ -51,8 +53,7 @@ class Database:
     def _configure(self, path: Path, *, readonly: bool) -> None:
         pragma = self._apsw.pragma
         if not readonly:
-            pragma("auto_vacuum", "incremental")
-            if pragma("journal_mode", "wal") != "wal":
+            if _patiently(self._into_wal) != "wal":
                 raise UnsafeStore(f"{path}: this place does not allow SQLite's WAL (a network drive?)")
             pragma("wal_autocheckpoint", CHECKPOINT_PAGES)
         pragma("synchronous", "full")
@@ -63,6 +64,12 @@ class Database:
         pragma("trusted_schema", 0)
         if pragma("synchronous") != FULL:
             raise UnsafeStore(f"{path}: synchronous=FULL was refused, so a power cut could lose acknowledged events")
+
+    def _into_wal(self) -> str:
+        if self._apsw.pragma("journal_mode") == "wal":
+            return "wal"
+        self._apsw.pragma("auto_vacuum", "incremental")
+        return self._apsw.pragma("journal_mode", "wal")
 
     def begin(self) -> None:
         """Open a write transaction at once, waiting for its turn."""
@@ -130,6 +137,18 @@ class Database:
     def close(self) -> None:
         """Close the connection; a second call does nothing."""
         self._apsw.close()
+
+
+def _patiently(call: Callable[[], R]) -> R:
+    """Call again while another process is in the way: for what SQLite refuses without asking the busy handler."""
+    patience = _Patience()
+    for calls in itertools.count():
+        try:
+            return call()
+        except apsw.BusyError:
+            if not patience(calls):
+                raise
+    raise AssertionError("unreachable")
 
 
 class _Patience:

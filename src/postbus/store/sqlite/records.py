@@ -10,7 +10,7 @@ from zlib import crc32
 import orjson
 
 from postbus.clock import from_micros, to_micros
-from postbus.errors import UnsafeStore
+from postbus.errors import PostbusError, UnsafeStore
 from postbus.model import Action, AttemptError, Delivery, Event, LogEntry, Status
 from postbus.payload import Draft, decode
 from postbus.store.sqlite.connection import Row
@@ -89,6 +89,8 @@ def decoding() -> Generator[None]:
     """Tell a row that makes no sense for what it is: damage."""
     try:
         yield
+    except PostbusError:
+        raise
     except (KeyError, OverflowError, TypeError, ValueError) as error:
         raise UnsafeStore(f"the store holds a row that makes no sense ({error!r}): restore it from a backup") from error
 

@@ -542,7 +542,7 @@ class SqliteStore:
             reader = self._readers.pop() if self._readers else None
         db, catalog = reader or (self._open_reader(), Catalog())
         try:
-            with translated(self._path), db.snapshot():
+            with translated(self._path), decoding(), db.snapshot():
                 catalog.refresh(db)
                 yield Reading(db, catalog, to_micros(self.now()))
         finally:
