@@ -111,6 +111,7 @@ def _lines(files: Iterable[Path]) -> Iterator:
 def read_database(path: Path) -> Database:
     """Return what the file holds, read past the product."""
     connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+    connection.set_busy_timeout(10_000)
     try:
         return read_through(connection)
     finally:

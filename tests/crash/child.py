@@ -72,7 +72,7 @@ class LogFile(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write one entry down."""
-        note(self._path, {"log": record.getMessage(), "event_id": getattr(record, "event_id", None)})
+        note(self._path, {"log": record.msg, "event_id": getattr(record, "event_id", None)})
 
 
 # ── handling ─────────────────────────────────────────────────────────────────────────────────────────────────────
