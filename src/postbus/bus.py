@@ -161,22 +161,15 @@ class EventBus:
         published). With `connection` it becomes part of that transaction, and exists only if that commits.
         Raises InvalidPayloadError or InvalidEventError, with nothing stored.
         """
-        ready = draft(
-            {
-                "type": type,
-                "payload": payload,
-                "tags": tags,
-                "key": key,
-                "title": title,
-                "description": description,
-                "metadata": metadata,
-                "uid": uid,
-                "delay": delay,
-                "at": at,
-                "priority": priority,
-                "max_retries": max_retries,
-            }
-        )
+        given: dict[str, Any] = {
+            "type": type,
+            "payload": payload,
+            "tags": None if tags == () else tags,
+            "priority": priority or None,
+        }
+        given |= {"key": key, "title": title, "description": description, "metadata": metadata, "uid": uid}
+        given |= {"delay": delay, "at": at, "max_retries": max_retries}
+        ready = draft({name: value for name, value in given.items() if value is not None})
         if not wait:
             return self._store_drafts([ready], connection)[0]
         if connection is not None:

@@ -195,7 +195,6 @@ class Trial:
         """Return rows of the file, read past the product."""
         connection = apsw.Connection(str(self.db), flags=apsw.SQLITE_OPEN_READONLY)
         connection.set_busy_timeout(10_000)
-        connection.set_busy_timeout(5_000)
         try:
             return connection.execute(sql).fetchall()
         finally:

@@ -4,7 +4,7 @@ from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import fields
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 from zlib import crc32
 
 import orjson
@@ -16,6 +16,7 @@ from postbus.payload import Draft, decode
 from postbus.store.sqlite.connection import Row
 
 __all__ = [
+    "UNREADABLE",
     "Held",
     "checksum",
     "claimed_event",
@@ -30,6 +31,10 @@ __all__ = [
     "quick_delivery",
     "split_tags",
 ]
+
+
+UNREADABLE: Final = (UnsafeStore, KeyError, OverflowError, TypeError, ValueError)
+"""What reading a row may raise when the row is damaged."""
 
 
 class Held(NamedTuple):
@@ -91,7 +96,7 @@ def decoding() -> Generator[None]:
         yield
     except PostbusError:
         raise
-    except (KeyError, OverflowError, TypeError, ValueError) as error:
+    except UNREADABLE as error:
         raise UnsafeStore(f"the store holds a row that makes no sense ({error!r}): restore it from a backup") from error
 
 

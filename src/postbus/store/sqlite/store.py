@@ -54,7 +54,7 @@ from postbus.store.sqlite.inspection import inspect
 from postbus.store.sqlite.leases import Leases, Taken
 from postbus.store.sqlite.liveness import Liveness
 from postbus.store.sqlite.reading import Reading, dead_keys, tags_filter
-from postbus.store.sqlite.records import claimed_event, decoding, moment, quick_delivery, split_tags
+from postbus.store.sqlite.records import UNREADABLE, claimed_event, decoding, moment, quick_delivery, split_tags
 from postbus.store.sqlite.watch import FileWatch
 
 __all__ = ["SqliteStore"]
@@ -207,11 +207,10 @@ class SqliteStore:
                 rows = reading.rows([each.event_id for each in chunk])
                 size += sum(len(row[7]) for row in rows.values())
                 for each in chunk:
-                    lease = each.lease(claim.subscription)
+                    lease = Lease(each.event_id, claim.subscription, each.epoch)
                     try:
-                        with decoding():
-                            event = claimed_event(rows[each.event_id], each.retry_count, now)
-                    except UnsafeStore as error:
+                        event = claimed_event(rows[each.event_id], each.retry_count, now)
+                    except UNREADABLE as error:
                         told = AttemptError("UnsafeStore", str(error), each.attempt, claim.worker_id, now)
                         damaged.append(Settlement(lease, Dead(told), claim.worker_id))
                         continue
