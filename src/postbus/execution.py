@@ -363,8 +363,11 @@ def _message(error: BaseException) -> str:
 
 
 def _trace(error: BaseException) -> str:
+    frames = error.__traceback__
+    while frames is not None and frames.tb_next is not None and frames.tb_frame.f_code.co_filename == __file__:
+        frames = frames.tb_next  # what a reader wants begins in the handler
     try:
-        return "".join(traceback.format_exception(error))[-TRACEBACK_LIMIT:]
+        return "".join(traceback.format_exception(type(error), error, frames))[-TRACEBACK_LIMIT:]
     except Exception:  # noqa: BLE001  a handler's exception may be broken itself
         return "".join(traceback.format_tb(error.__traceback__))[-TRACEBACK_LIMIT:]
 

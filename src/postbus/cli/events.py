@@ -46,7 +46,7 @@ def list_events(
         (str(e.id), e.type, e.status, e.retry_count, e.created_at, ",".join(e.tags), e.title, first_line(e.last_error))
         for e in page
     )
-    columns = "ID  TYPE  STATUS  RETRIES  CREATED  TAGS  TITLE  LAST ERROR"
+    columns = "ID  TYPE  STATUS  FAILURES  CREATED  TAGS  TITLE  LAST ERROR"
     emit(output, page.items, lambda: [table(columns, rows)] if page.items else [])
     tell_rest(page, "events")
 

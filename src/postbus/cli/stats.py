@@ -25,7 +25,7 @@ def stats(*, url: Url = None, output: Format = Output.TABLE) -> None:
 def _view(found: Stats, where: str) -> Iterator[RenderableType]:
     yield line(f"{where}: {many(found.events, 'event')}, the last is {found.head}, {found.store_bytes / 1e6:,.1f} MB\n")
     yield table(
-        "SUBSCRIPTION  PENDING  OF THEM LATER  OLDEST WAITS  PROCESSING  COMPLETED  WITH ERRORS  DEAD",
+        "SUBSCRIPTION  PENDING  SCHEDULED  OLDEST WAITS  PROCESSING  COMPLETED  WITH ERRORS  DEAD",
         (
             (each.name, each.pending, each.scheduled, each.oldest_age, each.processing, each.completed,
              each.completed_with_errors, each.dead)
