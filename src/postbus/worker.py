@@ -235,26 +235,34 @@ class Worker:
             return 1.0
         probe("settling")
         try:
-            self._settle(batch)
-        except StoreUnavailable:
+            self._settle_or_bury(batch)
+        except BaseException:
             # Nothing was recorded, or it is not known: settling again is harmless, forgetting is not.
             self._reports.extendleft(reversed(batch))
             raise
-        except Exception as error:  # noqa: BLE001  one outcome that cannot be stored must not hold up its neighbours
-            self._settle_singly(batch, error)
         probe("settled")
         self._let_go(batch)
         return 0.0
 
-    def _settle_singly(self, batch: list[Report], error: Exception) -> None:
-        """Settle what can be; what cannot becomes a dead letter that says why."""
-        tell(logging.ERROR, "settle_failed", error=error, reports=len(batch))
-        for report in batch:
-            try:
-                self._settle([report])
-            except Exception as reason:  # noqa: BLE001  it is recorded as the outcome
-                told = describe(reason, report.delivery, self._store)
-                self._settle([report._replace(outcome=Dead(told))])
+    def _settle_or_bury(self, batch: list[Report]) -> None:
+        """Settle a batch; an outcome that cannot be stored at all becomes a dead letter and holds up nobody.
+
+        StoreUnavailable is no such outcome: it is raised, for the whole batch to be tried again.
+        """
+        try:
+            self._settle(batch)
+        except StoreUnavailable:
+            raise
+        except Exception as error:  # noqa: BLE001  told, and recorded as what became of the delivery
+            if len(batch) > 1:
+                for report in batch:
+                    self._settle_or_bury([report])
+                return
+            (report,) = batch
+            tell(logging.ERROR, "settle_failed", error=error, event_id=report.delivery.id)
+            if not isinstance(report.outcome, Dead):
+                told = describe(error, report.delivery, self._store)
+                self._settle_or_bury([report._replace(outcome=Dead(told))])
 
     def _settle(self, batch: list[Report]) -> None:
         told = [

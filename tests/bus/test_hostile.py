@@ -1,7 +1,7 @@
 """What an attacker found: each of these once lost, stranded or doubled an event."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,8 @@ import pytest
 
 from postbus import Event, EventBus, InvalidRequest, NotFound, RetryLater, Status, StoreUnavailable
 from postbus.breaker import Breaker
+from postbus.model import Done
+from postbus.store.contract import Settled, Settlement
 from postbus.store.sqlite.watch import FileWatch
 
 
@@ -143,6 +145,32 @@ def test_shutting_down_from_within_a_shutdown_does_not_wait_for_itself(bus: Even
     bus.store.close = closing  # type: ignore[method-assign]
     assert bus.shutdown() is True
     assert answers == [False]
+
+
+def test_an_outcome_that_cannot_be_stored_becomes_a_dead_letter(bus: EventBus, monkeypatch: pytest.MonkeyPatch):
+    """Its neighbours complete, also when the store is away in the midst of it: that alone buries nobody (I9, I10)."""
+    settle = bus.store.settle
+    away = iter([StoreUnavailable("away for a moment")])
+
+    def picky(told: Sequence[Settlement]) -> list[Settled]:
+        if len(told) == 1 and told[0].lease.event_id != 2 and (error := next(away, None)):
+            raise error
+        if any(each.lease.event_id == 2 and isinstance(each.outcome, Done) for each in told):
+            raise OverflowError("no store can keep this")
+        return settle(told)
+
+    monkeypatch.setattr(bus.store, "settle", picky)
+    events = bus.publish_many([{"type": "a"}] * 4)
+    bus.subscribe("*", lambda _: None)
+    with bus:
+        bus.wait_idle(timeout=20)
+        assert [bus.get(event.id).status for event in events] == [
+            Status.COMPLETED,
+            Status.FAILED,
+            Status.COMPLETED,
+            Status.COMPLETED,
+        ]
+        assert bus.get(2).last_error == "no store can keep this"
 
 
 @pytest.mark.parametrize("options", [{"lease": -5}, {"lease": timedelta(days=3_600_000)}, {"tags": "abc"}])
