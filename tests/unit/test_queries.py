@@ -13,8 +13,9 @@ import postbus.store.sqlite
 from postbus.store.queries import load_migrations, load_queries
 from postbus.store.sqlite.connection import SQL
 
-SOURCES = Path(str(resources.files(postbus.store.sqlite)))
-METHODS = {"run", "iterate", "value", "many"}
+DIALECT = Path(str(resources.files(postbus.store.sqlite)))
+SOURCES = [*DIALECT.glob("*.py"), *DIALECT.parent.glob("*.py")]
+METHODS = {"run", "rows", "iterate", "value", "many", "count"}
 
 
 @pytest.fixture
@@ -56,19 +57,19 @@ def called_in(path: Path) -> Iterator[str]:
 
 def test_every_query_is_used():
     """A statement nobody runs is not kept."""
-    mentioned = {name for path in SOURCES.glob("*.py") for name in names_in(path)}
+    mentioned = {name for path in SOURCES for name in names_in(path)}
     assert set(SQL) - mentioned == set()
 
 
 def test_every_query_that_is_used_exists():
     """No method asks for a name that the file does not define."""
-    called = {name for path in SOURCES.glob("*.py") for name in called_in(path)}
+    called = {name for path in SOURCES for name in called_in(path)}
     assert called - set(SQL) == set()
 
 
 def test_names_are_unique():
     """The file defines each name once, which loading it checks."""
-    text = (SOURCES / "queries.sql").read_text(encoding="utf-8")
+    text = (DIALECT / "queries.sql").read_text(encoding="utf-8")
     names = re.findall(r"^-- name: (\w+)\s*$", text, re.MULTILINE)
     assert len(names) == len(set(names)) == len(load_queries("postbus.store.sqlite"))
 

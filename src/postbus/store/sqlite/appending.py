@@ -2,17 +2,17 @@
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
 from typing import Any, Final
 
 from postbus.clock import from_micros, to_micros
 from postbus.errors import InvalidEventError, InvalidRequest, StoreUnavailable
 from postbus.model import Event
 from postbus.payload import Draft
-from postbus.store.sqlite.catalog import Catalog, Fanout
-from postbus.store.sqlite.connection import Database, Row
-from postbus.store.sqlite.reading import Reading
-from postbus.store.sqlite.records import checksum, event_from_draft, json_array, split_tags
+from postbus.store.catalog import Fanout
+from postbus.store.reading import Reading
+from postbus.store.records import checksum, event_from_draft, json_array, split_tags
+from postbus.store.session import Row, Session
+from postbus.store.sqlite.connection import Database
 
 __all__ = ["Appending", "CallersTransaction"]
 
@@ -25,12 +25,11 @@ Known = dict[str, tuple[Event, bytes]]
 class Appending:
     """Adds to the log on one transaction's connection, at one moment."""
 
-    def __init__(self, db: Database, catalog: Catalog, now: datetime) -> None:
-        """Work on `db`, which is inside a write transaction."""
-        self._db = db
-        self._catalog = catalog
-        self._moment = now
-        self._now = to_micros(now)
+    def __init__(self, session: Session) -> None:
+        """Work inside a write transaction."""
+        self._session = session
+        self._db, self._catalog, self._now = session
+        self._moment = from_micros(self._now)
 
     def append(self, drafts: Sequence[Draft]) -> list[Event]:
         """Store events and make their deliveries; a uid known already stores nothing and returns the first event."""
@@ -74,7 +73,7 @@ class Appending:
 
     def _known(self, drafts: Sequence[Draft]) -> Known:
         """Return the events that the supplied uids already stand for."""
-        reading = Reading(self._db, self._catalog, self._now)
+        reading = Reading(self._session)
         return {
             draft.uid: (reading.event(event_id, "default"), digest)
             for draft in drafts
@@ -104,10 +103,10 @@ class Appending:
 class CallersTransaction:
     """A `Transaction` on the bus's own write connection, until its block ends."""
 
-    def __init__(self, db: Database, appending: Callable[[], Appending]) -> None:
+    def __init__(self, db: Database, session: Callable[[], Session]) -> None:
         """Serve one caller inside one open transaction."""
         self._db = db
-        self._appending = appending
+        self._session = session
         self._closed = False
 
     def close(self) -> None:
@@ -126,7 +125,7 @@ class CallersTransaction:
     def publish(self, drafts: Sequence[Draft]) -> list[Event]:
         """Store events that exist only if this transaction commits."""
         self._check_open()
-        return self._appending().append(drafts)
+        return Appending(self._session()).append(drafts)
 
     def _check_open(self) -> None:
         if self._closed:

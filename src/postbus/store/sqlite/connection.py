@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import apsw
+import orjson
 
 from postbus.errors import StoreUnavailable, UnsafeStore
 from postbus.store.queries import load_queries
+from postbus.store.session import Row
 
-__all__ = ["SQL", "SQLITE_ERRORS", "Database", "Row", "require_safe_sqlite", "translate", "translated"]
+__all__ = ["SQL", "SQLITE_ERRORS", "Database", "require_safe_sqlite", "translate", "translated"]
 
 R = TypeVar("R")
-Row = tuple[Any, ...]
 SQL: Final = load_queries("postbus.store.sqlite")
 WITHOUT_WAL_RESET_BUG: Final = ((3_051_003, 4_000_000), (3_050_007, 3_051_000), (3_044_006, 3_045_000))
 BUSY_SECONDS: Final = 30.0
@@ -118,8 +119,13 @@ class Database:
         """Run a named query once for each row of parameters and return all rows it yields."""
         return self._apsw.executemany(SQL[name], parameters).fetchall()
 
-    def changed(self) -> int:
-        """Return how many rows the last statement changed."""
+    def rows(self, name: str, parameters: Sequence[Any] = ()) -> list[Row]:
+        """Run a query that yields one JSON array of rows: fetched singly, each would give up Python's lock."""
+        return orjson.loads(self.value(name, parameters))
+
+    def count(self, name: str, parameters: Sequence[Any] = ()) -> int:
+        """Run a named statement and return how many rows it changed."""
+        self._apsw.execute(SQL[name], parameters)
         return self._apsw.changes()
 
     def script(self, sql: str) -> None:

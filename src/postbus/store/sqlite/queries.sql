@@ -1,10 +1,14 @@
 -- Every statement of the SQLite store. Parameters are positional.
 
--- name: catalog_version
--- Two numbers tell whether subscriptions or routes have changed since they were last read; the third is the log's head.
+-- name: catalog
+-- Whether subscriptions have changed, how far the routes go, the log's head, no time (the process's clock decides), and
+-- the routes added since the last look.
 SELECT (SELECT value FROM meta WHERE key = 'catalog'),
        coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'routes'), 0),
-       coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'events'), 0);
+       coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'events'), 0),
+       NULL,
+       (SELECT json_group_array(json_array(id, subscription, priority, type, tags, solo))
+          FROM (SELECT id, subscription, priority, type, tags, solo FROM routes WHERE position > ?1 ORDER BY position));
 
 -- name: data_version
 -- Changes when another connection has written; a look at shared memory, not at the disk.
@@ -27,9 +31,6 @@ UPDATE subscriptions SET paused = ? WHERE name = ?;
 
 -- name: drop_subscription
 DELETE FROM subscriptions WHERE name = ?;
-
--- name: routes_after
-SELECT position, id, subscription, priority, type, tags, solo FROM routes WHERE position > ? ORDER BY position;
 
 -- name: add_route
 -- Another process may have registered it since this one last looked.
@@ -134,7 +135,7 @@ DELETE FROM deliveries WHERE event_id = ? AND subscription = ? AND epoch = ?;
 
 -- name: epochs
 -- The fence for a whole batch: the epochs that stand now, to be compared with those the settlements bring.
-SELECT json_group_array(d.event_id), json_group_array(d.epoch)
+SELECT json_group_array(json_array(d.event_id, d.epoch))
   FROM json_each(?1) AS asked CROSS JOIN deliveries AS d ON d.event_id = asked.value AND d.subscription = ?2
  WHERE d.epoch > 0 AND d.state IN (0, 1);
 
@@ -200,6 +201,9 @@ SELECT event_id, subscription, route, state, due_at, attempt, retry_count, max_r
        created_at, ready_at, claimed_at
   FROM deliveries INDEXED BY deliveries_tried WHERE tried = 1 AND due_at <= ? LIMIT ?;
 
+-- name: any_expired
+SELECT 1 FROM deliveries INDEXED BY deliveries_tried WHERE tried = 1 AND due_at <= ? LIMIT 1;
+
 -- name: leases_of
 SELECT event_id, subscription, route, state, due_at, attempt, retry_count, max_retries, epoch, worker_id, errors,
        created_at, ready_at, claimed_at
@@ -263,6 +267,10 @@ SELECT count(*) FROM (SELECT 1 FROM deliveries INDEXED BY deliveries_tried
 SELECT event_id, subscription, route, attempt, errors, died_at, last_retry_at, created_at, epoch
   FROM deliveries WHERE event_id = ? AND subscription = ? AND state = 2;
 
+-- name: dead_held
+SELECT event_id, subscription, route, attempt, errors, died_at, last_retry_at, created_at, epoch
+  FROM deliveries WHERE event_id = ? AND subscription = ? AND state = 2;
+
 -- name: revive
 UPDATE deliveries SET state = 0, tried = NULL, route = ?, due_at = ?, ready_at = ?, updated_at = ?, epoch = ?, attempt = 0,
        retry_count = 0, claimed_at = NULL, errors = NULL, died_at = NULL, last_retry_at = ?
@@ -294,10 +302,14 @@ SELECT id, name, subscription, pattern, tags, worker_id, owner, seen_at FROM han
 -- name: breaker
 SELECT failures, opened_at, probe_until FROM breakers WHERE name = ?;
 
+-- name: add_breaker
+INSERT INTO breakers (name, failures) VALUES (?, 0) ON CONFLICT (name) DO NOTHING;
+
+-- name: breaker_held
+SELECT failures, opened_at, probe_until FROM breakers WHERE name = ?;
+
 -- name: set_breaker
-INSERT INTO breakers (name, failures, opened_at, probe_until) VALUES (?, ?, ?, ?)
-ON CONFLICT (name) DO UPDATE
-   SET failures = excluded.failures, opened_at = excluded.opened_at, probe_until = excluded.probe_until;
+UPDATE breakers SET failures = ?, opened_at = ?, probe_until = ? WHERE name = ?;
 
 -- name: count_events
 SELECT count(*) FROM events;
@@ -321,6 +333,9 @@ SELECT action, count(*) FROM event_log
 -- name: recent_events
 SELECT count(*) FROM events
  WHERE id > coalesce((SELECT id FROM events WHERE created_at <= ? ORDER BY id DESC LIMIT 1), 0);
+
+-- name: store_bytes
+SELECT page_count * page_size FROM pragma_page_count, pragma_page_size;
 
 -- name: free_pages
 PRAGMA freelist_count;

@@ -13,7 +13,7 @@ from postbus.clock import from_micros, to_micros
 from postbus.errors import PostbusError, UnsafeStore
 from postbus.model import Action, AttemptError, Delivery, Event, LogEntry, Status
 from postbus.payload import Draft, decode
-from postbus.store.sqlite.connection import Row
+from postbus.store.session import Row
 
 __all__ = [
     "UNREADABLE",

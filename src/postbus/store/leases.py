@@ -11,13 +11,12 @@ import orjson
 
 from postbus.clock import from_micros
 from postbus.errors import Conflict, LeaseLost, NotFound, UnsafeStore
-from postbus.model import Action, AttemptError, Dead, Done, DoneWithErrors, Lease, Retry, State, Status, Subscription
+from postbus.model import Action, AttemptError, Dead, Done, DoneWithErrors, Lease, Retry, State, Status
 from postbus.retry import RetryPolicy
 from postbus.store.contract import Claim, Settled, Settlement
+from postbus.store.records import Held, decode_errors, encode_errors, json_array
 from postbus.store.routes import Selection
-from postbus.store.sqlite.catalog import Catalog
-from postbus.store.sqlite.connection import Database, Row
-from postbus.store.sqlite.records import Held, decode_errors, encode_errors, json_array
+from postbus.store.session import Row, Session
 
 __all__ = ["Leases", "Taken"]
 
@@ -26,7 +25,7 @@ ROTATING_ROUTES: Final = 32
 LOWEST: Final = -(1 << 63)
 _MICROS: Final = timedelta(microseconds=1)
 
-Candidate = tuple[int, int, int, int, int]
+Candidate = Row
 """What a claim looks at: due_at, event_id, state, attempt, retry_count. Sorts as it is due."""
 
 
@@ -48,17 +47,18 @@ class Taken(NamedTuple):
 class Leases:
     """The lease verbs on one transaction's connection, at one moment."""
 
-    def __init__(self, db: Database, catalog: Catalog, now: int) -> None:
-        """Work on `db`, which is inside a write transaction; `now` is the moment all of it happens at."""
-        self._db = db
-        self._catalog = catalog
-        self._now = now
+    def __init__(self, session: Session) -> None:
+        """Work inside a write transaction."""
+        self._db, self._catalog, self._now = session
         self._met_expired = False
 
     # ── claim ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def claim(self, claim: Claim, subscription: Subscription) -> tuple[list[Taken], bool]:
+    def claim(self, claim: Claim) -> tuple[list[Taken], bool]:
         """Lease what the claim may have; also return whether a suspect waits for somebody who holds nothing."""
+        subscription = self._catalog.subscription(claim.subscription)
+        if subscription.paused:
+            return [], False
         end = self._now + (subscription.lease or claim.lease) // _MICROS
         suspects = self._find(claim, 1, solo=True)
         if suspects and claim.alone:
@@ -104,7 +104,7 @@ class Leases:
         """Go through what is due on a route in order, fetched `step` rows at a time, as far as the caller goes."""
         due_at = event_id = LOWEST
         while True:
-            rows: list[Candidate] = orjson.loads(self._db.value("due", (route, self._now, due_at, event_id, step)))
+            rows = self._db.rows("due", (route, self._now, due_at, event_id, step))
             yield from rows
             if len(rows) < step:
                 return
@@ -153,13 +153,11 @@ class Leases:
     def _finish_all(self, batch: list[Settlement], subscription: str, worker_id: str) -> list[Lease]:
         """Finish what simply worked, in three statements whatever the number; return those whose epoch still stood."""
         asked = json_array(each.lease.event_id for each in batch)
-        rows: list[list[int]] = [orjson.loads(column) for column in self._db.run("epochs", (asked, subscription))[0]]
-        standing = dict(zip(*rows, strict=True))
+        standing: dict[int, int] = dict(self._db.rows("epochs", (asked, subscription)))
         held = [each for each in batch if standing.get(each.lease.event_id) == each.lease.epoch]
         if held:
             told = orjson.dumps([f"{each.lease.event_id} {each.execution_time_ms}" for each in held]).decode()
-            self._db.run("log_completed", (told, subscription, worker_id, self._now))
-            if self._db.changed() != len(held):
+            if self._db.count("log_completed", (told, subscription, worker_id, self._now)) != len(held):
                 raise UnsafeStore("a delivery is filed under a route that is not registered")
             self._db.run("finish_all", (json_array(each.lease.event_id for each in held), subscription))
         return [each.lease for each in held]

@@ -7,8 +7,6 @@ from heapq import merge
 from itertools import islice
 from typing import Final
 
-import orjson
-
 from postbus.clock import from_micros
 from postbus.errors import InvalidRequest, NotFound, UnsafeStore
 from postbus.model import (
@@ -24,11 +22,9 @@ from postbus.model import (
     SubscriptionStats,
 )
 from postbus.pattern import matches
+from postbus.store.catalog import Catalog
 from postbus.store.contract import DeadFilter, Work
-from postbus.store.routes import Selection
-from postbus.store.sqlite.catalog import Catalog
-from postbus.store.sqlite.connection import Database, Row
-from postbus.store.sqlite.records import (
+from postbus.store.records import (
     decode_errors,
     decoding,
     event_from_row,
@@ -37,6 +33,8 @@ from postbus.store.sqlite.records import (
     moment,
     split_tags,
 )
+from postbus.store.routes import Selection
+from postbus.store.session import Database, Row, Session
 
 __all__ = ["Reading", "dead_keys", "tags_filter"]
 
@@ -44,16 +42,16 @@ TOTAL_CAP: Final = 10_000
 END_OF_TIME: Final = (1 << 63) - 1
 MINUTE: Final = 60_000_000
 CHEAP_ROUTES: Final = 64
+FIRST_LOOK: Final = 25
+LONGEST_LOOK: Final = 400
 
 
 class Reading:
     """Queries on one reader's connection, as of one moment."""
 
-    def __init__(self, db: Database, catalog: Catalog, now: int) -> None:
-        """Read through `db`; `now` decides what is due."""
-        self.db = self._db = db
-        self.catalog = self._catalog = catalog
-        self._now = now
+    def __init__(self, session: Session) -> None:
+        """Read inside a transaction that shows one moment; its `now` decides what is due."""
+        self._db, self._catalog, self._now = session
 
     # ── one event ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -96,10 +94,7 @@ class Reading:
 
     def rows(self, ids: list[int]) -> dict[int, Row]:
         """Return the rows of events by id, in one step whatever their number."""
-        found: dict[int, Row] = {}
-        rows = orjson.loads(self._db.value("events_by_id", (json_array(ids),)))
-        found.update((row[0], row) for row in rows)
-        return found
+        return {row[0]: row for row in self._db.rows("events_by_id", (json_array(ids),))}
 
     def _live(self, row: Row) -> DeliveryState:
         subscription, state, due_at, attempt, retry_count, updated_at, worker_id, errors = row
@@ -167,8 +162,13 @@ class Reading:
                 return self._db.iterate("completed_below", (below, subscription, status))
 
     def _matching(self, ids: Iterator[Row], wanted: Callable[[Row], bool] | None) -> Iterator[Row]:
-        rows = (row for (event_id,) in ids for row in self._db.run("event", (event_id,)))
-        return rows if wanted is None else filter(wanted, rows)
+        """Go through the events of these ids in order, read some at a time, more and more as the caller goes on."""
+        size = FIRST_LOOK
+        while chunk := [event_id for (event_id,) in islice(ids, size)]:
+            found = self.rows(chunk)
+            rows = (found[event_id] for event_id in chunk if event_id in found)
+            yield from rows if wanted is None else filter(wanted, rows)
+            size = min(2 * size, LONGEST_LOOK)
 
     def _total(self, ids: Iterator[Row], wanted: Callable[[Row], bool] | None) -> tuple[int, bool]:
         counted = ids if wanted is None else self._matching(ids, wanted)
@@ -240,7 +240,7 @@ class Reading:
             head=self._catalog.head,
             subscriptions=self._queues(),
             rates=rates | {"published": float(self._db.value("recent_events", (since,)))},
-            store_bytes=self._db.pragma("page_count") * self._db.pragma("page_size"),
+            store_bytes=self._db.value("store_bytes"),
             unhandled=self._unhandled(dead),
         )
 

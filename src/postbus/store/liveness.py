@@ -18,11 +18,11 @@ YOUNG_SECONDS: Final = 60
 
 
 class Liveness:
-    """The lock files beside one database file."""
+    """The lock files of one bus on this host."""
 
-    def __init__(self, database: Path) -> None:
-        """Keep the lock files in a folder named after the database."""
-        self._folder = database.with_name(database.name + "-alive")
+    def __init__(self, folder: Path) -> None:
+        """Keep the lock files in a folder, made when needed."""
+        self._folder = folder
 
     @contextmanager
     def holding(self, owner: str) -> Generator[None]:

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-from postbus.store.sqlite.catalog import Catalog
-from postbus.store.sqlite.connection import Database, Row
+from postbus.store.session import Row, Session
 
 __all__ = ["Burials"]
 
@@ -15,11 +14,9 @@ _NOTHING: Final = (None, None, None, None)
 class Burials:
     """Changes dead letters on one transaction's connection, at one moment, in somebody's name."""
 
-    def __init__(self, db: Database, catalog: Catalog, now: int, actor: str) -> None:
-        """Work on `db`, which is inside a write transaction; `actor` goes into the audit rows."""
-        self._db = db
-        self._catalog = catalog
-        self._now = now
+    def __init__(self, session: Session, actor: str) -> None:
+        """Work inside a write transaction; `actor` goes into the audit rows."""
+        self._db, self._catalog, self._now = session
         self._actor = actor
 
     def revive(self, keys: Sequence[Row]) -> int:
@@ -58,7 +55,7 @@ class Burials:
         return total
 
     def _still_dead(self, keys: Sequence[Row]) -> list[Row]:
-        return self._db.many("dead_one", [key[:2] for key in keys])
+        return self._db.many("dead_held", [key[:2] for key in keys])
 
     def _log(self, rows: Sequence[Row], action: str, status: str) -> None:
         self._db.many(

@@ -2,8 +2,8 @@
 
 Every connection has a memory of its own, used by one thread at a time: the writer's may hold what is not committed
 yet, and forgets everything at a rollback; a reader's holds what its snapshot shows. `meta.catalog` counts the changes
-that add a route cannot tell of (a subscription made, changed or removed, routes removed), so that a look at two
-numbers at the start of a transaction is enough to be up to date.
+that added routes cannot tell of (a subscription made, changed or removed, routes removed), so that one look at the
+start of a transaction is enough to be up to date.
 """
 
 from datetime import timedelta
@@ -15,9 +15,9 @@ from postbus.errors import NotFound, UnsafeStore
 from postbus.model import Mode, Subscription
 from postbus.pattern import Interest
 from postbus.retry import RetryPolicy
+from postbus.store.records import decoding
 from postbus.store.routes import Route, RouteBook, Selection, route_id
-from postbus.store.sqlite.connection import Database, Row
-from postbus.store.sqlite.records import decoding
+from postbus.store.session import Database, Row
 
 __all__ = ["Catalog", "Fanout"]
 
@@ -31,36 +31,35 @@ class Catalog:
     def __init__(self) -> None:
         """Begin with nothing remembered."""
         self.head = 0
-        self._seen = -1
+        self.now = 0
+        """The database's time at the last look, where it is the one that decides."""
         self.forget()
 
     def forget(self) -> None:
         """Remember nothing: the next `refresh` reads everything."""
         self._version = -1
-        self._position = 0
+        self._marker = 0
         self._subscriptions: dict[str, Subscription] = {}
         self._queues: tuple[str, ...] = ()
         self._book = RouteBook()
         self._fanout: dict[tuple[str, tuple[str, ...], int], Fanout] = {}
 
-    def renew(self, db: Database) -> None:
-        """Refresh if another connection has written since the last time: for the writer, whose own writes are known."""
-        seen = db.value("data_version")
-        if seen != self._seen or self._version < 0:
-            self.refresh(db)
-            self._seen = seen
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is remembered."""
+        return self._version < 0
 
     def refresh(self, db: Database) -> None:
-        """Take in what has changed since the last time; `db` is inside a transaction."""
-        version, position, self.head = db.run("catalog_version")[0]
-        if version != self._version:
+        """Take in what has changed since the last time."""
+        row = db.run("catalog", (self._marker,))[0]
+        if row[0] != self._version:
             self.forget()
             self._load_subscriptions(db)
-            self._version = version
-        if position > self._position:
-            for row in db.run("routes_after", (self._position,)):
-                self._book.add(Route(*row[1:6], solo=bool(row[6])))
-            self._position = position
+            self._version = row[0]
+            row = db.run("catalog", (self._marker,))[0]
+        _, self._marker, self.head, self.now, routes = row
+        for each in orjson.loads(routes):
+            self._book.add(Route(*each[:5], solo=bool(each[5])))
 
     def _load_subscriptions(self, db: Database) -> None:
         self._subscriptions = {row[0]: _subscription(row) for row in db.run("subscriptions")}

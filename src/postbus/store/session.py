@@ -1,0 +1,47 @@
+"""What the verbs work on: a database connection inside a transaction, what is remembered of it, and the moment."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from postbus.store.catalog import Catalog
+
+__all__ = ["Database", "Row", "Session"]
+
+Row = tuple[Any, ...]
+
+
+class Database(Protocol):
+    """One connection to a database that knows its dialect's statements by name. Used by one thread at a time."""
+
+    def run(self, name: str, parameters: Sequence[Any] = ()) -> list[Row]:
+        """Run a named query and return its rows."""
+        ...
+
+    def rows(self, name: str, parameters: Sequence[Any] = ()) -> Sequence[Row]:
+        """Run a named query for a whole batch and return its rows, by whichever way is fastest here."""
+        ...
+
+    def iterate(self, name: str, parameters: Sequence[Any] = ()) -> Iterator[Row]:
+        """Run a named query, stepping only about as far as the caller goes."""
+        ...
+
+    def value(self, name: str, parameters: Sequence[Any] = ()) -> Any:
+        """Run a named query and return the first column of its first row, or None."""
+        ...
+
+    def many(self, name: str, parameters: Iterable[Sequence[Any]]) -> list[Row]:
+        """Run a named query once for each row of parameters and return all rows it yields."""
+        ...
+
+    def count(self, name: str, parameters: Sequence[Any] = ()) -> int:
+        """Run a named statement and return how many rows it changed."""
+        ...
+
+
+class Session(NamedTuple):
+    """A transaction at work: all of it happens at `now`, in microseconds since 1970."""
+
+    db: Database
+    catalog: "Catalog"
+    now: int

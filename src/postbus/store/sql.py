@@ -1,0 +1,423 @@
+"""What the stores share: every verb of the contract that is the same on any SQL database, said once.
+
+A dialect brings its connections (`_read`, `_write`), its statements, publishing and the claim's look ahead.
+"""
+
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from datetime import datetime, timedelta
+from typing import Final, TypeVar
+
+import orjson
+
+from postbus.breaker import BreakerState
+from postbus.clock import from_micros, to_micros
+from postbus.errors import Conflict, EventBusShutdownError, StoreUnavailable
+from postbus.model import (
+    AttemptError,
+    Dead,
+    DeadLetter,
+    Delivery,
+    Event,
+    HandlerRecord,
+    Lease,
+    LogEntry,
+    Mode,
+    Page,
+    Stats,
+    Status,
+    Subscription,
+)
+from postbus.pattern import Interest
+from postbus.retry import RetryPolicy
+from postbus.store.burials import Burials
+from postbus.store.contract import Claim, Claimed, DeadFilter, Settled, Settlement, Watch, Work
+from postbus.store.leases import Leases, Taken
+from postbus.store.liveness import Liveness
+from postbus.store.reading import Reading, dead_keys, tags_filter
+from postbus.store.records import UNREADABLE, claimed_event, moment, quick_delivery, split_tags
+from postbus.store.session import Row, Session
+
+__all__ = ["SqlStore"]
+
+R = TypeVar("R")
+DEDUP_WINDOW: Final = timedelta(days=7)
+HANDLER_MEMORY: Final = timedelta(days=7)
+CHUNK: Final = 1_000
+LOAD_CHUNK: Final = 100
+LOAD_BYTES: Final = 32_000_000
+TIDY_UIDS: Final = 100_000
+SPARE_ROUTES: Final = 10_000
+
+
+class SqlStore(ABC):
+    """The verbs of a `Store`. Safe to use from many threads. What each promises stands in the contract."""
+
+    def __init__(self, liveness: Liveness) -> None:
+        """Begin open, with nobody watching."""
+        self._pid = os.getpid()
+        self._closed = False
+        self._liveness = liveness
+        self._lock = threading.Lock()
+        self._watches: list[Watch] = []
+
+    @abstractmethod
+    def _read(self) -> AbstractContextManager[Session]:
+        """Read as of one moment until the end of the block."""
+
+    @abstractmethod
+    def _write(self, operation: Callable[[Session], R]) -> R:
+        """Run an operation in a transaction, perhaps beside others, and return once it is durable."""
+
+    @abstractmethod
+    def _shut_out(self, operation: Callable[[Session], R]) -> R:
+        """Run an operation in a transaction that no publish of another overlaps."""
+
+    @abstractmethod
+    def _backfill(self, session: Session, name: str, after: int) -> None:
+        """Make a new subscription's deliveries for the events it wants that are in the log already."""
+
+    @abstractmethod
+    def _claim(self, claim: Claim) -> tuple[list[Taken], bool, datetime | None]:
+        """Lease what is due: what was taken, whether a suspect waits, and when more falls due if nothing was."""
+
+    def _leases(self, session: Session) -> Leases:
+        return Leases(session)
+
+    def _usable(self) -> None:
+        if self._closed:
+            raise EventBusShutdownError("the store is closed")
+        if os.getpid() != self._pid:
+            raise StoreUnavailable("the store was opened before a fork: open it anew in the child process")
+
+    # ── the lease verbs ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def claim(self, claim: Claim) -> Claimed:
+        taken, suspects, next_due = self._claim(claim)
+        if not taken:
+            return Claimed(next_due=next_due, suspects=suspects)
+        try:
+            return Claimed(self._loaded(claim, taken), suspects=suspects)
+        except BaseException:
+            self.release([each.lease(claim.subscription) for each in taken], claim.worker_id)
+            raise
+
+    def _loaded(self, claim: Claim, taken: list[Taken]) -> tuple[Delivery, ...]:
+        """Return the deliveries with their events; read after the commit, so that other writers need not wait.
+
+        An event that cannot be read is buried with the reason, and does not harm its neighbours. What would take too
+        much memory at once is handed back.
+        """
+        until = from_micros(taken[0].until)
+        loaded: list[Delivery] = []
+        damaged: list[Settlement] = []
+        size = 0
+        with self._read() as session:
+            reading, now = Reading(session), from_micros(session.now)
+            policy = session.catalog.subscription(claim.subscription).retry or claim.policy
+            while taken and size < LOAD_BYTES:
+                chunk, taken = taken[:LOAD_CHUNK], taken[LOAD_CHUNK:]
+                rows = reading.rows([each.event_id for each in chunk])
+                size += sum(len(row[7]) for row in rows.values())
+                for each in chunk:
+                    lease = Lease(each.event_id, claim.subscription, each.epoch)
+                    try:
+                        event = claimed_event(rows[each.event_id], each.retry_count, now)
+                    except UNREADABLE as error:
+                        told = AttemptError("UnsafeStore", str(error), each.attempt, claim.worker_id, now)
+                        damaged.append(Settlement(lease, Dead(told), claim.worker_id))
+                        continue
+                    loaded.append(
+                        quick_delivery(event, lease, each.attempt, policy, claim.worker_id, until, each.suspect)
+                    )
+        if taken:
+            self.release([each.lease(claim.subscription) for each in taken], claim.worker_id)
+        if damaged:
+            self.settle(damaged)
+        return tuple(loaded)
+
+    def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
+        results = self._write(lambda session: self._leases(session).settle(settlements))
+        self._wake()
+        return results
+
+    def extend(self, leases: Sequence[Lease], lease: timedelta) -> set[Lease]:
+        return self._write(lambda session: self._leases(session).extend(leases, lease))
+
+    def release(self, leases: Sequence[Lease], worker_id: str, delay: timedelta = timedelta(0)) -> int:
+        count = 0
+        for start in range(0, len(leases), CHUNK):
+            chunk = leases[start : start + CHUNK]
+            count += self._write(lambda session, chunk=chunk: self._leases(session).release(chunk, worker_id, delay))
+        self._wake()
+        return count
+
+    def started(self, lease: Lease, worker_id: str) -> None:
+        self._write(lambda session: self._leases(session).started(lease, worker_id))
+
+    def reset(self, event_id: int, subscription: str, reason: str, actor: str) -> None:
+        self._write(lambda session: self._leases(session).reset(event_id, subscription, reason, actor))
+        self._wake()
+
+    def expire(self, owners: Iterable[str] | None, policy: RetryPolicy, limit: int = 10_000) -> int:
+        wanted = None if owners is None else tuple(owners)
+        if wanted is None and not self._any_expired():
+            return 0
+        count = self._write(lambda session: self._leases(session).expire(wanted, policy, limit))
+        if count:
+            self._wake()
+        return count
+
+    def _any_expired(self) -> bool:
+        with self._read() as session:
+            return bool(session.db.run("any_expired", (session.now,)))
+
+    def owners(self) -> set[str]:
+        with self._read() as session:
+            return {row[0] for row in session.db.run("lease_owners")}
+
+    def mark_alive(self, owner: str) -> AbstractContextManager[None]:
+        return self._liveness.holding(owner)
+
+    def is_dead(self, owner: str) -> bool:
+        return self._liveness.is_dead(owner)
+
+    # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def work(self, subscription: str, interests: tuple[Interest, ...]) -> Work:
+        with self._read() as session:
+            return Reading(session).work(subscription, session.catalog.select(subscription, interests))
+
+    def settled(self, event_id: int, subscriptions: Iterable[str]) -> bool:
+        with self._read() as session:
+            return Reading(session).settled(event_id, subscriptions)
+
+    def get(self, event_id: int, subscription: str) -> Event:
+        with self._read() as session:
+            return Reading(session).event(event_id, subscription)
+
+    def logs(self, event_id: int) -> tuple[LogEntry, ...]:
+        with self._read() as session:
+            return Reading(session).logs(event_id)
+
+    def list(
+        self,
+        *,
+        subscription: str,
+        status: Status | None,
+        type: str | None,  # noqa: A002  the public word for it
+        tags: Sequence[str],
+        limit: int,
+        offset: int,
+        after: int | str | None,
+    ) -> Page[Event]:
+        with self._read() as session:
+            wanted = tags_filter(type, tags)
+            return Reading(session).events(subscription, status, wanted, limit=limit, offset=offset, after=after)
+
+    def stats(self) -> Stats:
+        dead = {each.owner for each in self.handlers() if self.is_dead(each.owner)}
+        with self._read() as session:
+            return Reading(session).stats(dead)
+
+    # ── dead letters ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def dead_letters(self, which: DeadFilter, *, limit: int, offset: int, after: int | str | None) -> Page[DeadLetter]:
+        with self._read() as session:
+            return Reading(session).dead_letters(which, limit, offset, after)
+
+    def retry_dead(self, which: DeadFilter, actor: str, progress: Callable[[int], None] | None = None) -> int:
+        count = self._in_chunks(which, lambda session, keys: Burials(session, actor).revive(keys), progress)
+        self._wake()
+        return count
+
+    def purge_dead(self, which: DeadFilter, actor: str, progress: Callable[[int], None] | None = None) -> int:
+        return self._in_chunks(which, lambda session, keys: Burials(session, actor).purge(keys), progress)
+
+    def _in_chunks(
+        self,
+        which: DeadFilter,
+        change: Callable[[Session, Sequence[Row]], int],
+        progress: Callable[[int], None] | None,
+    ) -> int:
+        """Change the dead letters that are dead now, a transaction a chunk, so that nobody waits long."""
+        with self._read() as session:
+            keys = list(dead_keys(session.db, session.catalog, which, None))
+        total = 0
+        for start in range(0, len(keys), CHUNK):
+            chunk = keys[start : start + CHUNK]
+            total += self._write(lambda session, chunk=chunk: change(session, chunk))
+            if progress is not None:
+                progress(total)
+        return total
+
+    # ── subscriptions ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def subscriptions(self) -> tuple[Subscription, ...]:
+        with self._read() as session:
+            return session.catalog.subscriptions()
+
+    def create_subscription(
+        self,
+        name: str,
+        patterns: Sequence[str],
+        tags: Sequence[str],
+        *,
+        mode: Mode,
+        lease: timedelta | None,
+        retry: RetryPolicy | None,
+        start: str | int,
+    ) -> Subscription:
+        row = (
+            name,
+            mode,
+            orjson.dumps(list(patterns)).decode(),
+            orjson.dumps(list(tags)).decode(),
+            None if lease is None else lease // timedelta(microseconds=1),
+            None if retry is None else orjson.dumps(retry.to_dict()).decode(),
+        )
+
+        def create(session: Session) -> Subscription:
+            db, catalog, now = session
+            if any(each.name == name for each in catalog.subscriptions()):
+                raise Conflict(f"there is a subscription {name!r} already")
+            db.run("add_subscription", (*row, now))
+            _bump(session)
+            catalog.refresh(db)
+            if mode is Mode.QUEUE and start != "now":
+                self._backfill(session, name, 0 if start == "beginning" else int(start))
+            return catalog.subscription(name)
+
+        created = self._shut_out(create)
+        self._wake()
+        return created
+
+    def widen_subscription(self, name: str, pattern: str, tags: Sequence[str] = ()) -> bool:
+
+        def widen(session: Session) -> bool:
+            found = session.catalog.subscription(name)
+            patterns = (
+                found.patterns if pattern in found.patterns or "*" in found.patterns else (*found.patterns, pattern)
+            )
+            wanted = tuple(dict.fromkeys((*found.tags, *tags))) if tags and found.tags else ()
+            if patterns == found.patterns and wanted == found.tags:
+                return False
+            session.db.run("set_interests", (orjson.dumps(patterns).decode(), orjson.dumps(wanted).decode(), name))
+            _bump(session)
+            return True
+
+        return self._shut_out(widen)
+
+    def pause_subscription(self, name: str, paused: bool) -> None:  # noqa: FBT001  the state itself
+
+        def pause(session: Session) -> None:
+            session.catalog.subscription(name)
+            session.db.run("set_paused", (paused, name))
+            _bump(session)
+
+        self._write(pause)
+        self._wake()
+
+    def delete_subscription(self, name: str, actor: str) -> int:
+
+        def delete(session: Session) -> int:
+            session.catalog.subscription(name)
+            count = Burials(session, actor).discard_all(name)
+            session.db.run("drop_subscription", (name,))
+            _bump(session)
+            return count
+
+        return self._shut_out(delete)
+
+    # ── handlers, breakers, housekeeping ─────────────────────────────────────────────────────────────────────────
+
+    def register_handlers(self, handlers: Sequence[HandlerRecord]) -> None:
+        rows = [
+            (each.id, each.name, each.subscription, each.pattern, ",".join(each.tags), each.worker_id, each.owner,
+             to_micros(each.seen_at))
+            for each in handlers
+        ]  # fmt: skip
+        self._write(lambda session: session.db.many("see_handler", rows))
+
+    def forget_handlers(self, owner: str, ids: Sequence[str] | None = None) -> None:
+        if ids is None:
+            self._write(lambda session: session.db.run("forget_owner", (owner,)))
+        else:
+            self._write(lambda session: session.db.many("forget_handler", [(owner, each) for each in ids]))
+
+    def handlers(self) -> tuple[HandlerRecord, ...]:
+        with self._read() as session:
+            return tuple(
+                HandlerRecord(identity, name, subscription, pattern, split_tags(tags), worker, owner, from_micros(seen))
+                for identity, name, subscription, pattern, tags, worker, owner, seen in session.db.run("handlers")
+            )
+
+    def breaker(self, name: str) -> BreakerState:
+        with self._read() as session:
+            return _breaker(session, "breaker", name)
+
+    def change_breaker(self, name: str, change: Callable[[BreakerState], BreakerState | None]) -> BreakerState:
+
+        def move(session: Session) -> BreakerState:
+            session.db.run("add_breaker", (name,))
+            state = _breaker(session, "breaker_held", name)
+            changed = change(state)
+            if changed is None or changed == state:
+                return state
+            opened, probe = changed.opened_at, changed.probe_until
+            session.db.run(
+                "set_breaker", (changed.failures, opened and to_micros(opened), probe and to_micros(probe), name)
+            )
+            return changed
+
+        state = self._write(move)
+        self._wake()
+        return state
+
+    def tidy(self) -> int:
+
+        def clean(session: Session) -> int:
+            db, _, now = session
+            removed = db.count("drop_old_uids", (now - DEDUP_WINDOW // timedelta(microseconds=1), TIDY_UIDS))
+            db.run("drop_old_handlers", (now - HANDLER_MEMORY // timedelta(microseconds=1),))
+            return removed
+
+        self._liveness.sweep(self.owners)
+        for owner in {each.owner for each in self.handlers() if self.is_dead(each.owner)}:
+            self.forget_handlers(owner)
+        with self._read() as session:
+            crowded = session.db.value("count_routes") > SPARE_ROUTES
+        return self._write(clean) + (self._shut_out(_drop_routes) if crowded else 0)
+
+    # ── watching ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _wake(self) -> None:
+        for watch in tuple(self._watches):
+            watch.wake()
+
+    def _unwatch(self, watch: Watch) -> None:
+        with self._lock:
+            if watch in self._watches:
+                self._watches.remove(watch)
+
+
+def _bump(session: Session) -> None:
+    """Have every connection, this one too, read subscriptions and routes anew."""
+    session.db.run("bump_catalog")
+    session.catalog.forget()
+
+
+def _drop_routes(session: Session) -> int:
+    removed = session.db.count("drop_unused_routes")
+    if removed:
+        _bump(session)
+    return removed
+
+
+def _breaker(session: Session, query: str, name: str) -> BreakerState:
+    for failures, opened_at, probe_until in session.db.run(query, (name,)):
+        return BreakerState(failures, moment(opened_at), moment(probe_until))
+    return BreakerState()
