@@ -5,13 +5,14 @@ import json
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
 from rich.console import Console
 
-from bench import machine, runner, table
+from bench import machine, pgcatalogue, pgpeers, postgres, runner, table
 from bench.catalogue import measures
 from bench.measure import Measure, Result, Verdict
 
@@ -30,21 +31,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\n".join(f"{each.name:13} {each.title}" for each in chosen))
         return 0
     console = _console()
+    if any(each.store == "postgres" for each in chosen) and not pgpeers.node_versions():
+        console.print("Node's packages are not installed in bench/node: Graphile Worker and pg-boss are left out.")
     when = datetime.now(UTC)
     options.dir.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="run-", dir=options.dir) as place:
-        facts = machine.facts(Path(place))
+    with (
+        tempfile.TemporaryDirectory(prefix="run-", dir=options.dir) as place,
+        _server(chosen, Path(place)) as server,
+    ):
+        facts = machine.facts(Path(place), server and postgres.facts(server), pgpeers.node_versions())
         with console.status("measuring") as status:
-            results = [runner.run(each, Path(place), options.rounds, facts, status.update) for each in chosen]
+            results = [runner.run(each, Path(place), options.rounds, facts, status.update, server) for each in chosen]
     table.show(console, results, facts)
     console.print(f"{sum(each.seconds for each in results):.0f} s", highlight=False)
     if options.json:
-        ran = {"quick": options.quick, "rounds": options.rounds, "only": options.only}
+        ran = {"quick": options.quick, "rounds": options.rounds, "only": options.only, "store": options.store}
         text = json.dumps(table.as_json(results, facts, when, ran), indent=1, ensure_ascii=False)
         options.json.write_text(text + "\n", encoding="utf-8")
     if options.write_docs:
         _write_docs(table.markdown(results, facts, when))
     return int(options.strict and _missed(results))
+
+
+def _server(chosen: Sequence[Measure], folder: Path) -> AbstractContextManager[str | None]:
+    """Return what starts a PostgreSQL if one of the measures needs it."""
+    return postgres.server(folder) if any(each.store == "postgres" for each in chosen) else nullcontext()
 
 
 def _console() -> Console:
@@ -56,6 +67,7 @@ def _console() -> Console:
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--list", action="store_true", help="name the measures and do nothing")
+    parser.add_argument("--store", choices=("sqlite", "postgres"), help="take the measures of this store only")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="take these measures only")
     parser.add_argument("--quick", action="store_true", help="small sizes, two rounds: does it run at all?")
     parser.add_argument("--rounds", type=int, metavar="N", help="samples of every subject (5; 2 with --quick)")
@@ -71,13 +83,15 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     options.rounds = options.rounds or (2 if options.quick else 5)
     if options.rounds < 1:
         parser.error("--rounds must be 1 or more")
-    if options.write_docs and (options.quick or options.only):
-        parser.error("--write-docs takes the figures of a full run: leave out --quick and --only")
+    if options.write_docs and (options.quick or options.only or options.store):
+        parser.error("--write-docs takes the figures of a full run: leave out --quick, --only and --store")
     return options
 
 
 def _chosen(options: argparse.Namespace) -> list[Measure]:
-    known = {each.name: each for each in measures(quick=options.quick)}
+    node = bool(pgpeers.node_versions())
+    taken = [*measures(quick=options.quick), *pgcatalogue.measures(quick=options.quick, node=node)]
+    known = {each.name: each for each in taken if options.store in (None, each.store)}
     if unknown := set(options.only or ()) - set(known):
         sys.exit(f"there is no measure {', '.join(sorted(unknown))}; known are {', '.join(known)}")
     return [each for name, each in known.items() if not options.only or name in options.only]

@@ -10,19 +10,20 @@ import sys
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from bench.measure import Call
 
-__all__ = ["run", "start"]
+__all__ = ["LONGEST", "run", "start"]
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 LONGEST: Final = 300.0
 
 
-def run(call: Call, folder: Path) -> dict[str, float]:
+def run(call: Call, folder: Path, environment: Mapping[str, str] = MappingProxyType({})) -> dict[str, float]:
     """Run a call in a process of its own, with `folder` as its working directory; raise if it fails or hangs."""
-    process = start(call, folder)
+    process = start(call, folder, environment)
     try:
         out, _ = process.communicate(timeout=LONGEST)
     except BaseException:
@@ -34,12 +35,15 @@ def run(call: Call, folder: Path) -> dict[str, float]:
     return json.loads(out.splitlines()[-1])
 
 
-def start(call: Call, folder: Path) -> subprocess.Popen[str]:
+def start(
+    call: Call, folder: Path, environment: Mapping[str, str] = MappingProxyType({}), stdin: int | None = None
+) -> subprocess.Popen[str]:
     """Start a call and return its process; what it says on standard error is seen, standard output can be read."""
     return subprocess.Popen(  # noqa: S603  this very program
         [sys.executable, "-m", "bench.child", call.target, json.dumps(dict(call.arguments))],
         cwd=folder,
-        env=_environment(os.environ),
+        env=_environment(os.environ) | dict(environment),
+        stdin=stdin,
         stdout=subprocess.PIPE,
         text=True,
     )

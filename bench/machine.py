@@ -5,6 +5,7 @@ import platform
 import sqlite3
 import statistics
 import time
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
@@ -15,10 +16,13 @@ __all__ = ["facts", "fsync_seconds"]
 
 PAGE: Final = b"\0" * 4096
 TRIES: Final = 200
-_PACKAGES: Final = ("postbus", "apsw", "persist-queue", "huey", "litequeue")
+_PACKAGES: Final = (
+    *("postbus", "apsw", "persist-queue", "huey", "litequeue"),
+    *("psycopg", "pgqueuer", "procrastinate", "asyncpg", "uvloop"),
+)
 
 
-def facts(folder: Path) -> dict[str, Any]:
+def facts(folder: Path, postgres: str | None, node: Mapping[str, str]) -> dict[str, Any]:
     """Return what the figures of this run depend on; `folder` is where the databases will be."""
     return {
         "system": platform.platform(),
@@ -28,7 +32,8 @@ def facts(folder: Path) -> dict[str, Any]:
         "python": platform.python_version(),
         "sqlite_of_apsw": apsw.sqlite_lib_version(),
         "sqlite_of_python": sqlite3.sqlite_version,
-        "packages": {name: version(name) for name in _PACKAGES},
+        "postgres": postgres,
+        "packages": {name: version(name) for name in _PACKAGES} | dict(node),
         "fsync_ms": fsync_seconds(folder) * 1000,
     }
 

@@ -9,10 +9,11 @@ from typing import Any, Literal
 __all__ = ["Bar", "Call", "Line", "Measure", "Result", "Round", "Spread", "Verdict", "judge", "quotient"]
 
 Figures = Mapping[str, float]
-"""What one sample yields, by name: a rate, or a time in seconds."""
+"""What one sample yields, by name: a rate, a time in seconds, or an amount for each event."""
 Round = Mapping[str, Figures]
 """One sample of every subject, all taken within the same few seconds."""
-Unit = Literal["/s", "ms"]
+Unit = Literal["/s", "ms", "each"]
+Store = Literal["sqlite", "postgres"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,7 @@ class Measure:
     peers: Sequence[str] = ()
     """The subjects that users could pick instead of `postbus`: where one is ahead, the docs say so first."""
     most_rounds: int = 100
+    store: Store = "sqlite"
 
 
 class Verdict(StrEnum):

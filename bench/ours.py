@@ -1,7 +1,8 @@
 """postbus through its public names, with default options, as a user would write it."""
 
+import asyncio
 import logging
-import random
+import os
 import signal
 import statistics
 import sys
@@ -13,7 +14,7 @@ from itertools import count as counting
 from pathlib import Path
 from typing import Any, Final
 
-from bench import load
+from bench import load, pace
 from bench.child import start
 from bench.measure import Call
 from postbus import EventBus
@@ -22,7 +23,10 @@ __all__ = [
     "claim",
     "dispatch",
     "drain",
+    "drain_beside",
+    "drain_some",
     "fan_out",
+    "feed",
     "hold",
     "publish_concurrently",
     "publish_large",
@@ -31,11 +35,11 @@ __all__ = [
     "publish_singly",
     "read_dead_letters",
     "recover",
+    "sustain",
 ]
 
-URL: Final = "sqlite:///postbus.db"
+URL: Final = os.environ.get("BENCH_URL", "sqlite:///postbus.db")
 WARM_UP: Final = 20
-RATE: Final = 50
 
 
 def publish_many(batches: int, size: int) -> dict[str, float]:
@@ -105,6 +109,88 @@ def drain(count: int) -> dict[str, float]:
     _check(bus, "default", pending=0, completed=count)
     bus.shutdown()
     return {"rate": count / took}
+
+
+def drain_some(count: int, backlog: int) -> dict[str, float]:
+    """Handle `count` events of a larger backlog, and stop; what is settled in the end is what counts."""
+    bus = EventBus(URL)
+    for batch in load.batches(backlog, 10_000):
+        bus.publish_many(batch)
+    numbers = counting(1)
+    finished = threading.Event()
+
+    @bus.on("*")
+    def handle(_: object) -> None:
+        if next(numbers) == count:
+            finished.set()
+
+    def work() -> None:
+        bus.start()
+        finished.wait()
+        bus.shutdown()
+
+    took = _timed(work)
+    return {"rate": _completed("default") / took}
+
+
+def drain_beside(count: int, failing: bool) -> dict[str, float]:  # noqa: FBT001  it arrives as JSON
+    """Handle a backlog on two subscriptions, and return the rate of the first; the second may fail each time."""
+    logging.disable(logging.CRITICAL)
+    bus = EventBus(URL)
+    bus.subscriptions.create("other")
+    for batch in load.batches(count, 1_000):
+        bus.publish_many(batch)
+    numbers = counting(1)
+    finished = threading.Event()
+
+    @bus.on("*")
+    def handle(_: object) -> None:
+        if next(numbers) == count:
+            finished.set()
+
+    @bus.on("*", subscription="other")
+    def handle_too(_: object) -> None:
+        if failing:
+            raise ValueError("it never works")
+
+    def work() -> None:
+        bus.start()
+        finished.wait()
+
+    took = _timed(work)
+    bus.shutdown()
+    if (completed := _completed("default")) != count:
+        raise RuntimeError(f"{completed} of {count} are completed")
+    return {"rate": count / took}
+
+
+def sustain(seconds: float, concurrency: int, threads: bool) -> dict[str, float]:  # noqa: FBT001  it arrives as JSON
+    """Return how many handlers of 1 ms a second end while another process publishes as many: see `pace.Feed`."""
+    bus = EventBus(URL, concurrency=concurrency)
+    with pace.Feed(Call("bench.ours:feed")) as feed:
+
+        async def handle(_: object) -> None:
+            await asyncio.sleep(0.001)
+            feed.handled()
+
+        def handle_in_thread(_: object) -> None:
+            time.sleep(0.001)
+            feed.handled()
+
+        bus.on("*")(handle_in_thread if threads else handle)
+        bus.start()
+        rate = feed.rate(seconds)
+        bus.shutdown()
+    return {"rate": rate}
+
+
+def feed() -> dict[str, float]:
+    """Publish what `pace.Feed` asks for."""
+    bus = EventBus(URL)
+    for count in pace.wanted():
+        bus.publish_many(load.events(count))
+    bus.shutdown()
+    return {}
 
 
 def fan_out(count: int, subscriptions: int) -> dict[str, float]:
@@ -215,7 +301,7 @@ def dispatch(count: int, across: bool) -> dict[str, float]:  # noqa: FBT001  it 
         _publish_paced(bus, count + WARM_UP)
         finished.wait()
     bus.shutdown()
-    return _quantiles(took[WARM_UP:])
+    return pace.quantiles(took[WARM_UP:])
 
 
 def publish_paced(count: int) -> dict[str, float]:
@@ -227,16 +313,9 @@ def publish_paced(count: int) -> dict[str, float]:
 
 
 def _publish_paced(bus: EventBus, count: int) -> None:
-    # The pauses are random, or they would fall into step with whatever the worker does periodically.
-    chance = random.Random(count)
-    for number in range(count):
-        time.sleep(chance.uniform(0.5, 1.5) / RATE)
+    for number, pause in enumerate(pace.pauses(count)):
+        time.sleep(pause)
         bus.publish(load.TYPE, {"at": time.monotonic_ns(), **load.order(number)})
-
-
-def _quantiles(took: Sequence[float]) -> dict[str, float]:
-    ordered = sorted(took)
-    return {"p50": statistics.median(ordered), "p99": ordered[int(len(ordered) * 0.99)], "max": ordered[-1]}
 
 
 # ── dead letters and recovery ────────────────────────────────────────────────────────────────────────────────────────
@@ -305,6 +384,13 @@ def _timed_each(work: Callable[[Any], object], given: Iterable[Any]) -> float:
     for each in given:
         work(each)
     return time.perf_counter() - began
+
+
+def _completed(subscription: str) -> int:
+    bus = EventBus(URL)
+    found = next(each for each in bus.stats().subscriptions if each.name == subscription)
+    bus.shutdown()
+    return found.completed
 
 
 def _check(bus: EventBus, subscription: str, *, pending: int, completed: int) -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from bench import child
+from bench import child, postgres
 from bench.measure import Call, Measure, Result, Round, judge
 
 __all__ = ["run"]
@@ -18,10 +18,18 @@ __all__ = ["run"]
 PREPARING_AT_ONCE: Final = 2
 
 
-def run(measure: Measure, folder: Path, rounds: int, machine: Mapping[str, Any], tell: Callable[[str], None]) -> Result:
+def run(
+    measure: Measure,
+    folder: Path,
+    rounds: int,
+    machine: Mapping[str, Any],
+    tell: Callable[[str], None],
+    server: str | None,
+) -> Result:
     """Take `rounds` samples of every subject, in an order shuffled anew for each round, and judge the bars.
 
-    What happens to the machine meanwhile then happens to all subjects alike. The order is seeded.
+    What happens to the machine meanwhile then happens to all subjects alike. The order is seeded. `server` is the URL
+    of the PostgreSQL in which measures of that store get a fresh database for every sample.
     """
     began = time.monotonic()
     chance = random.Random(measure.name)
@@ -33,7 +41,7 @@ def run(measure: Measure, folder: Path, rounds: int, machine: Mapping[str, Any],
         for number in range(min(rounds, measure.most_rounds)):
             order = chance.sample(list(measure.subjects), len(measure.subjects))
             tell(f"{measure.name}: round {number + 1}, {', '.join(order)}")
-            samples = {name: _sample(measure.subjects[name], Path(shared)) for name in order}
+            samples = {name: _sample(measure, name, Path(shared), server) for name in order}
             taken.append({name: samples[name] for name in measure.subjects})
     lines = [judge(bar, taken, machine) for bar in measure.bars]
     return Result(measure, taken, lines, time.monotonic() - began)
@@ -45,10 +53,16 @@ def _prepare(measure: Measure, shared: Path) -> None:
             done.result()
 
 
-def _sample(call: Call, shared: Path) -> dict[str, float]:
+def _sample(measure: Measure, subject: str, shared: Path, server: str | None) -> dict[str, float]:
+    call = _placed(measure.subjects[subject], shared)
     folder = Path(tempfile.mkdtemp(dir=shared))
     try:
-        return child.run(_placed(call, shared), folder)
+        if measure.store == "sqlite":
+            return child.run(call, folder)
+        if server is None:
+            raise ValueError(f"{measure.name} needs a PostgreSQL")
+        with postgres.database(server) as url:
+            return child.run(call, folder, {postgres.URL: url})
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -72,6 +72,7 @@ def as_json(results: Sequence[Result], machine: Mapping[str, Any], when: datetim
             {
                 "name": result.measure.name,
                 "title": result.measure.title,
+                "store": result.measure.store,
                 "seconds": round(result.seconds, 1),
                 "rounds": list(result.rounds),
                 "bars": [_line_json(line) for line in result.lines],
@@ -103,7 +104,13 @@ def _table(title: str, *columns: str) -> Table:
 
 def _figures(result: Result) -> list[list[str]]:
     def shown(value: float) -> str:
-        return f"{value:,.0f}/s" if result.measure.unit == "/s" else f"{value * 1000:,.2f} ms"
+        match result.measure.unit:
+            case "/s":
+                return f"{value:,.0f}/s"
+            case "ms":
+                return f"{value * 1000:,.2f} ms"
+            case "each":
+                return f"{value:,.2f}"
 
     return [
         [subject, figure, shown(spread.median), f"{shown(spread.low)} … {shown(spread.high)}"]
@@ -137,8 +144,9 @@ def _markdown_table(header: str, rows: Iterable[Sequence[str]]) -> str:
 
 def _machine(machine: Mapping[str, Any]) -> str:
     packages = ", ".join(f"{name} {number}" for name, number in machine["packages"].items())
+    postgres = f"; PostgreSQL {machine['postgres']}" if machine["postgres"] else ""
     return (
         f"{machine['cores']} cores ({machine['cpu']}), load {machine['load']:.1f} at the start, an fsync of 4 KiB "
         f"takes {machine['fsync_ms']:.2f} ms; Python {machine['python']}, SQLite {machine['sqlite_of_apsw']} in apsw "
-        f"and {machine['sqlite_of_python']} in Python's own module; {packages}."
+        f"and {machine['sqlite_of_python']} in Python's own module{postgres}; {packages}."
     )

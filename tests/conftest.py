@@ -9,11 +9,19 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.kinds import KINDS
+from tests.postgres.server import stop_server
+
 LONGEST = 10.0
 
 settings.register_profile("here", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", parent=settings.get_profile("here"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
+
+
+def pytest_unconfigure() -> None:
+    """Stop the PostgreSQL server of this process, if a test has asked for one."""
+    stop_server()
 
 
 @pytest.fixture(autouse=True)
@@ -32,6 +40,12 @@ def _eventually(holds: Callable[[], Any], within: float = LONGEST) -> Any:
             pytest.fail(f"this did not come true within {within} s")
         pause.wait(0.005)
     return result
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    """Say which kind of store the test is on."""
+    return request.param
 
 
 @pytest.fixture

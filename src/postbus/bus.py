@@ -68,6 +68,7 @@ class HandlerOptions(TypedDict, total=False):
     on_error: OnError
     breaker: Breaker | None
     model: Any
+    transactional: bool
 
 
 class EventBus:
@@ -209,8 +210,9 @@ class EventBus:
     def subscribe(self, pattern: str, handler: Callable[..., Any], **options: Unpack[HandlerOptions]) -> str:
         """Have a function handle the events a pattern covers; return an id for `unsubscribe`.
 
-        `handler` is a plain or an async function of (event) or (event, ctx). A `subscription` that does not exist
-        yet is made, for this pattern and from now on; one that exists is widened to it.
+        `handler` is a plain or an async function of (event) or (event, ctx); a `transactional` one is a plain function
+        of (event, tx) or (event, ctx, tx), whose writes through `tx` are stored with its outcome. A `subscription`
+        that does not exist yet is made, for this pattern and from now on; one that exists is widened to it.
         """
         self._open()
         if unknown := ", ".join(sorted(options.keys() - HandlerOptions.__annotations__.keys())):

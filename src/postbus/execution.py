@@ -10,17 +10,26 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, MutableMapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, NoReturn, Protocol, TypeVar
 
 from postbus.breaker import Breaker, BreakerState
-from postbus.errors import Discard, LeaseLost, PostbusError, RetryLater
+from postbus.errors import (
+    Discard,
+    EventBusShutdownError,
+    InvalidRequest,
+    LeaseLost,
+    PostbusError,
+    RetryLater,
+    StoreUnavailable,
+)
 from postbus.handlers import Handler, Handlers, Match
 from postbus.model import AttemptError, Dead, Delivery, Done, DoneWithErrors, Lease, Outcome, Retry
 from postbus.observe import logger, probe, tell
 from postbus.retry import RetryPolicy
-from postbus.store.contract import Store
+from postbus.store.contract import Settled, Settlement, Store, Transaction
 
 __all__ = ["Context", "Execution", "Ownership", "Report", "Run"]
 
@@ -32,10 +41,14 @@ DONE: Final = Done()
 
 
 class Report(NamedTuple):
-    """How a delivery fared. No outcome means it is handed back: cancelled, or its breaker is open."""
+    """How a delivery fared.
+
+    No outcome means it is handed back: cancelled, or its breaker is open. `Settled` means that its end is recorded
+    already, in the transaction of its handlers, or that this was refused.
+    """
 
     delivery: Delivery
-    outcome: Outcome | None
+    outcome: Outcome | Settled | None
     execution_time_ms: float
 
 
@@ -78,25 +91,56 @@ class _HandlerLog(logging.LoggerAdapter[logging.Logger]):
 class Run:
     """One delivery's way through its handlers: where it is, and what was recorded so far."""
 
-    __slots__ = ("began", "delivery", "handlers", "index", "is_async", "recorded")
+    __slots__ = ("_block", "began", "delivery", "handlers", "index", "is_async", "outside", "recorded", "tx", "waited")
 
     def __init__(self, delivery: Delivery, match: Match) -> None:
         """Begin before the first handler."""
         self.delivery = delivery
-        self.handlers, self.is_async = match
+        self.handlers, self.is_async, self.outside = match
         self.index = 0
         self.recorded: list[AttemptError] = []
         self.began = 0.0
+        self.waited = 0.0
+        self.tx: Transaction | None = None
+        self._block: AbstractContextManager[Transaction] | None = None
 
     @property
     def handler(self) -> Handler:
         """The handler it is at."""
         return self.handlers[self.index]
 
-    def report(self, outcome: Outcome | None) -> Report:
+    def report(self, outcome: Outcome | Settled | None) -> Report:
         """Return how it fared."""
         probe("handled")
         return Report(self.delivery, outcome, (time.perf_counter() - self.began) * 1000)
+
+    # A transaction is not left by a `with`: the thread that entered it may hang in a handler, and another end it.
+
+    def enter(self, store: Store) -> Transaction:
+        """Open the transaction of its handlers, when its turn has come."""
+        asked = time.perf_counter()
+        self._block = store.transaction()
+        self.tx = self._block.__enter__()
+        self.waited = (time.perf_counter() - asked) * 1000
+        return self.tx
+
+    def commit(self) -> None:
+        """Make the transaction durable; whatever this raises, nothing of it is there or ever will be known to be."""
+        block, self._block, self.tx = self._block, None, None
+        if block is not None:
+            block.__exit__(None, None, None)
+
+    def roll_back(self) -> None:
+        """Undo the transaction, if there is one."""
+        block, self._block, self.tx = self._block, None, None
+        if block is not None:
+            undone = _Undone()
+            with contextlib.suppress(PostbusError):  # it is undone by the store itself, then
+                block.__exit__(_Undone, undone, None)
+
+
+class _Undone(Exception):  # noqa: N818  no error: what ends a block that is to be rolled back
+    """Raised into a transaction's block to roll it back."""
 
 
 class Ownership(Protocol):
@@ -122,20 +166,22 @@ class Execution:
     """How the breakers stood when last seen: refreshed at every claim, moved on by every failure."""
     probes: set[Lease] = field(default_factory=set[Lease])
     """The leases of deliveries that are half-open probes."""
+    settled: set[Lease] = field(default_factory=set[Lease])
+    """The leases settled in the transaction of their handlers: they are gone, and not lost."""
 
     def begin(self, delivery: Delivery) -> Run:
         """Return a run that stands before the delivery's first handler."""
         return Run(delivery, self.handlers.match(delivery.subscription, delivery.event))
 
     def run(self, run: Run, is_mine: Ownership) -> Report | None:
-        """Go through the handlers, all of them plain functions, one after another.
+        """Go through the handlers, all of them plain functions, one after another; the transactional ones last.
 
         `is_mine` is asked before and after each: once it says no, somebody else has reported on this run, and
         nothing more is done or told. Never raises: whatever a handler raises is its outcome.
         """
         if not self._start(run, is_async=False):
             return run.report(None)
-        while run.index < len(run.handlers):
+        while run.index < run.outside:
             if self._is_blocked(run):
                 return run.report(None)
             if not is_mine(run, calling=True):
@@ -145,33 +191,123 @@ class Execution:
                 return None
             if (ended := self.went(run, error)) is not None:
                 return ended
-        return self.finished(run)
+        return self.finished(run) if run.index == len(run.handlers) else self._run_inside(run, is_mine)
 
-    async def run_async(self, run: Run) -> Report:
-        """Go through the handlers, awaiting those that are coroutines; plain ones among them get a thread."""
+    async def run_async(self, run: Run) -> Report | None:
+        """Go through the handlers, awaiting those that are coroutines; plain ones among them get a thread.
+
+        None means that the transactional ones are left: they are for `run`.
+        """
         self._start(run, is_async=True)
-        while run.index < len(run.handlers):
+        while run.index < run.outside:
             if self._is_blocked(run):
                 return run.report(None)
             error = await self._try_async(run)
             if (ended := self.went(run, error)) is not None:
                 return ended
-        return self.finished(run)
+        if run.index == len(run.handlers):
+            return self.finished(run)
+        run.is_async = False
+        return None
+
+    # ── transactional handlers ───────────────────────────────────────────────────────────────────────────────────
+
+    def _run_inside(self, run: Run, is_mine: Ownership) -> Report | None:
+        """Go through the transactional handlers in one transaction, and settle in it: all is stored, or nothing.
+
+        Their time counts from when the transaction is open. If `is_mine` says no after a handler, somebody else has
+        rolled back; if before one, none is to begin any more.
+        """
+        try:
+            run.enter(self.store)
+        except Exception as error:  # noqa: BLE001  told; the event is not to blame for its store
+            return self._unknown(run, error)
+        while run.index < len(run.handlers):
+            if self._is_blocked(run) or not is_mine(run, calling=True):
+                return self.went(run, asyncio.CancelledError())
+            error = self._try(run)
+            if not is_mine(run, calling=False):
+                return None
+            if error is not None:
+                return self.went(run, error)
+            run.index += 1
+        return self._commit(run)
+
+    def _commit(self, run: Run) -> Report | None:
+        report, lease = self.finished(run), run.delivery.lease
+        try:
+            self._settle_inside(run, report)
+            # From here on the delivery is gone as soon as the commit is through: a heartbeat must not call it lost.
+            self.settled.add(lease)
+            probe("settling")
+            run.commit()
+        except LeaseLost:
+            run.roll_back()
+            return report._replace(outcome=Settled.LOST)
+        except (StoreUnavailable, EventBusShutdownError) as error:
+            self.settled.discard(lease)
+            return self._unknown(run, error)
+        except Exception as error:  # noqa: BLE001  their writes break a rule checked at the commit: an attempt that failed
+            self.settled.discard(lease)
+            run.index -= 1
+            return self.went(run, error)
+        probe("settled")
+        for handler in run.handlers[run.outside :]:
+            self._worked(handler)
+        return report._replace(outcome=Settled.APPLIED)
+
+    @staticmethod
+    def _settle_inside(run: Run, report: Report) -> None:
+        """Settle in the run's transaction; raise LeaseLost unless that is what ends the delivery."""
+        delivery, took = run.delivery, report.execution_time_ms - run.waited
+        if run.tx is None or report.outcome is None or isinstance(report.outcome, Settled):
+            raise AssertionError("there is nothing to settle, or no transaction to settle it in")
+        told = Settlement(delivery.lease, report.outcome, delivery.worker_id, execution_time_ms=took)
+        if run.tx.settle(told) is not Settled.APPLIED:
+            raise LeaseLost(f"the lease on event {delivery.id} in {delivery.subscription!r} has passed to another")
+
+    @staticmethod
+    def _unknown(run: Run, error: Exception) -> Report:
+        """Hand the delivery back, for the store failed and not the handlers.
+
+        If the commit went through after all, the epoch has passed and the release changes nothing; if not, the event
+        is due again with no attempt burnt. To record a failure instead would count the store's faults against the
+        event, to wait for the lease's end would only be slower.
+        """
+        run.roll_back()
+        delivery = run.delivery
+        tell(
+            logging.WARNING,
+            "transaction_failed",
+            event_id=delivery.id,
+            subscription=delivery.subscription,
+            attempt=delivery.attempt,
+            reason=str(error),
+        )
+        return run.report(None)
+
+    # ── one handler ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def _start(self, run: Run, *, is_async: bool) -> bool:
         """Let a run's time count from now, with the handlers there are now; False if they want another lane."""
         if not run.began:
             run.began = time.perf_counter()
-            run.handlers, run.is_async = self.handlers.match(run.delivery.subscription, run.delivery.event)
+            run.handlers, run.is_async, run.outside = self.handlers.match(run.delivery.subscription, run.delivery.event)
         return is_async or not run.is_async
 
     def went(self, run: Run, error: BaseException | None) -> Report | None:
-        """Take note of how the present handler went, and step to the next; return the report if the run ends here."""
+        """Take note of how the present handler went, and step to the next; return the report if the run ends here.
+
+        A failure undoes the run's transaction first: what is recorded of it is stored in another.
+        """
         if error is None:
             self._worked(run.handler)
-        elif isinstance(error, CANCELLED):
+            run.index += 1
+            return None
+        run.roll_back()
+        if isinstance(error, CANCELLED):
             return run.report(None)
-        elif (outcome := self._failed(run, error)) is not None:
+        if (outcome := self._failed(run, error)) is not None:
             return run.report(outcome)
         run.index += 1
         return None
@@ -211,13 +347,17 @@ class Execution:
     def _call(self, run: Run) -> Any:
         handler, delivery = run.handler, run.delivery
         event = delivery.event if handler.model is None else handler.prepared(delivery.event)
+        if handler.transactional:
+            named = {"ctx": self._context(delivery, _kept)} if handler.wants_context else {}
+            return handler.function(event, tx=run.tx, **named)
         if handler.wants_context:
-            return handler.function(event, self._context(delivery))
+            return handler.function(event, self._context(delivery, self.extend))
         return handler.function(event)
 
-    def _context(self, delivery: Delivery) -> Context:
+    @staticmethod
+    def _context(delivery: Delivery, extend: Callable[[Delivery], None]) -> Context:
         fields = {"event_id": delivery.id, "subscription": delivery.subscription, "attempt": delivery.attempt}
-        return Context(delivery, _HandlerLog(logger.getChild("handler"), fields), self.extend)
+        return Context(delivery, _HandlerLog(logger.getChild("handler"), fields), extend)
 
     def extend(self, delivery: Delivery) -> None:
         """Let a lease run on; raise LeaseLost if it has passed."""
@@ -295,6 +435,12 @@ class Execution:
             tell(logging.WARNING, "breaker_unmoved", breaker=handler.breaker_name, reason=str(error))
         else:
             self.breakers[handler.breaker_name] = state
+
+
+def _kept(_: Delivery) -> NoReturn:
+    raise InvalidRequest(
+        "in a transactional handler the worker keeps the lease, and the commit is refused if it is lost"
+    )
 
 
 def _never_awaited(handler: Handler, result: Any) -> TypeError:

@@ -37,6 +37,7 @@ class Handler:
     on_error: OnError
     breaker: Breaker | None
     model: Any = None
+    transactional: bool = False
 
     @cached_property
     def name(self) -> str:
@@ -57,12 +58,13 @@ class Handler:
 
     @cached_property
     def wants_context(self) -> bool:
-        """Whether it takes (event, ctx) rather than (event)."""
-        try:
-            parameters = inspect.signature(self.function).parameters.values()
-        except (TypeError, ValueError):
-            return False
-        places = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+        """Whether it takes `ctx` beside the event."""
+        parameters = _parameters(self.function)
+        if self.transactional:
+            return "ctx" in parameters
+        places = [
+            each for each in parameters.values() if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+        ]
         needed = [each for each in places if each.default is each.empty or each.name == "ctx"]
         return len(needed) > 1
 
@@ -92,11 +94,15 @@ def make_handler(
     on_error: OnError = "retry",
     breaker: Breaker | None = None,
     model: Any = None,
+    transactional: bool = False,
 ) -> Handler:
     """Return a handler; raise InvalidRequest, naming the option that is wrong."""
     if not callable(function):
         raise InvalidRequest("a handler must be a function or another callable")
-    _check_signature(function)
+    if transactional or "tx" in _parameters(function):
+        _check_transactional(function, transactional=transactional, timeout=timeout, on_error=on_error)
+    else:
+        _check_signature(function)
     if on_error not in get_args(OnError):
         raise InvalidRequest(f"on_error is 'retry' or 'record', not {on_error!r}")
     if timeout is not None and timeout <= 0:
@@ -104,7 +110,7 @@ def make_handler(
     if isinstance(tags, str):
         raise InvalidRequest("tags must be a list of strings")
     RetryPolicy().merged(retry)
-    return Handler(
+    made = Handler(
         id=uuid4().hex,
         function=function,
         interest=Interest(check_pattern(pattern), frozenset(tags)),
@@ -114,7 +120,42 @@ def make_handler(
         on_error=on_error,
         breaker=breaker,
         model=model,
+        transactional=transactional,
     )
+    if transactional and made.is_async:
+        raise InvalidRequest("an async function cannot be transactional: others would wait for its lock at every await")
+    return made
+
+
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return {}
+
+
+def _check_transactional(
+    function: Callable[..., Any], *, transactional: bool, timeout: float | None, on_error: OnError
+) -> None:
+    """Raise InvalidRequest unless a handler that has `tx`, or is said to be transactional, can be so."""
+    if "tx" not in _parameters(function):
+        raise InvalidRequest("a transactional handler writes through its parameter tx: give it one, (event, tx)")
+    if not transactional:
+        raise InvalidRequest("a handler with a parameter tx is transactional: say so with transactional=True")
+    if on_error == "record":
+        raise InvalidRequest(
+            "a transactional handler that fails is undone and retried: on_error='record' contradicts it"
+        )
+    if timeout is None:
+        raise InvalidRequest("a transactional handler must have a timeout: while it runs, others wait for its lock")
+    signature = inspect.signature(function)
+    for names in ({"tx": None}, {"tx": None, "ctx": None}):
+        try:
+            signature.bind(None, **names)
+        except TypeError:
+            continue
+        return
+    raise InvalidRequest(f"a transactional handler takes (event, tx) or (event, ctx, tx), not {signature}")
 
 
 def _check_signature(function: Callable[..., Any]) -> None:
@@ -140,10 +181,12 @@ def check_subscription(name: object) -> str:
 
 
 class Match(NamedTuple):
-    """The handlers an event goes through, in order of registration, and whether any of them must be awaited."""
+    """The handlers an event goes through, the transactional ones last, and whether any of them must be awaited."""
 
     handlers: tuple[Handler, ...]
     is_async: bool
+    outside: int
+    """How many are not transactional: the others run after them, all in one transaction."""
 
 
 class Handlers:
@@ -182,7 +225,7 @@ class Handlers:
         return tuple(dict.fromkeys(each.interest for each in self.all() if each.subscription == subscription))
 
     def matching(self, subscription: str, event: Event) -> tuple[Handler, ...]:
-        """Return the handlers an event goes through, in order of registration."""
+        """Return the handlers an event goes through: in order of registration, the transactional ones last."""
         return self.match(subscription, event).handlers
 
     def match(self, subscription: str, event: Event) -> Match:
@@ -196,7 +239,9 @@ class Handlers:
                 for each in self.all()
                 if each.subscription == subscription and each.interest.wants(event.type, event.tags)
             )
-            found = Match(handlers, any(each.is_async for each in handlers))
+            inside = tuple(each for each in handlers if each.transactional)
+            outside = tuple(each for each in handlers if not each.transactional)
+            found = Match(outside + inside, any(each.is_async for each in outside), len(outside))
             if len(matches) < MAX_MATCHES:
                 # Into the table as it was: if a handler has come or gone meanwhile, there is a new one.
                 matches[key] = found

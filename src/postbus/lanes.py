@@ -21,20 +21,23 @@ Chunk = deque[Run]
 class _Seat:
     """One thread's present work, so that a watcher can see that it is overdue and take it away."""
 
-    __slots__ = ("chunk", "deadline", "lock", "run", "thread")
+    __slots__ = ("calling", "chunk", "closed", "deadline", "lock", "run", "thread")
 
     def __init__(self) -> None:
         self.chunk: Chunk = deque()
         self.run: Run | None = None
         self.deadline = float("inf")
+        self.calling = False
+        self.closed = False
         self.lock = threading.Lock()
         self.thread: threading.Thread | None = None
 
     def holds(self, run: Run, *, calling: bool) -> bool:
         """Return whether the run is still this thread's own; only while `calling` its handler does time count."""
         with self.lock:
-            if self.run is not run:
+            if self.run is not run or (calling and self.closed and run.tx is not None):
                 return False
+            self.calling = calling
             timeout = run.handler.timeout if calling else None
             self.deadline = float("inf") if timeout is None else time.monotonic() + timeout
             return True
@@ -42,17 +45,25 @@ class _Seat:
     def take_away(self, now: float) -> Run | None:
         """Return the run if its handler is overdue: from then on it is the caller's, not the thread's."""
         with self.lock:
-            if now < self.deadline or self.run is None:
-                return None
-            run, self.run = self.run, None
-            self.deadline = float("inf")
-            return run
+            return None if now < self.deadline else self._vacate()
+
+    def close(self) -> Run | None:
+        """Let no transactional handler begin; return the run of one being called: it is the caller's from then on."""
+        with self.lock:
+            self.closed = True
+            inside = self.calling and self.run is not None and self.run.tx is not None
+            return self._vacate() if inside else None
 
     def leave(self) -> None:
         """Note that nothing runs."""
         with self.lock:
-            self.run = None
-            self.deadline = float("inf")
+            self._vacate()
+
+    def _vacate(self) -> Run | None:
+        run, self.run = self.run, None
+        self.deadline = float("inf")
+        self.calling = False
+        return run
 
 
 class ThreadLane:
@@ -94,8 +105,14 @@ class ThreadLane:
         for seat in tuple(self._seats):
             if now >= seat.deadline and (run := seat.take_away(now)) is not None:
                 self._replace(seat)
-                self._go_on(run)
+                self._go_on(run, overdue(run.handler))
         self.hung = {thread for thread in self.hung if thread.is_alive()}
+
+    def cancel(self) -> None:
+        """Undo the transactions whose handlers still run, and give their leases back: others wait for their lock."""
+        for seat in tuple(self._seats):
+            if (run := seat.close()) is not None:
+                self._go_on(run, asyncio.CancelledError())
 
     def stop(self) -> None:
         """Let every thread end after its present work."""
@@ -112,9 +129,9 @@ class ThreadLane:
         if seat.chunk:
             self._chunks.put(seat.chunk)
 
-    def _go_on(self, run: Run) -> None:
-        """Report a run whose handler was overdue, or, if that is only to be recorded, go on with its next handler."""
-        report = self._execution.went(run, overdue(run.handler))
+    def _go_on(self, run: Run, error: BaseException) -> None:
+        """Report a run taken away from its thread, or go on with its next handler if the error is only recorded."""
+        report = self._execution.went(run, error)
         if report is not None:
             self._report(report)
         elif run.index < len(run.handlers):
@@ -151,12 +168,14 @@ class AsyncLane:
         execution: Execution,
         size: int,
         report: Callable[[Report], None],
+        go_on: Callable[[Run], None],
         loop: asyncio.AbstractEventLoop | None,
     ) -> None:
-        """Prepare; runners are started with the first work."""
+        """Prepare; runners are started with the first work. What is left for threads is handed to `go_on`."""
         self._execution = execution
         self._size = size
         self._report = report
+        self._go_on = go_on
         self._given = loop
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: deque[Run] = deque()
@@ -214,4 +233,8 @@ class AsyncLane:
                 run = self._waiting.popleft()
             except IndexError:
                 break
-            self._report(await self._execution.run_async(run))
+            report = await self._execution.run_async(run)
+            if report is None:
+                self._go_on(run)
+            else:
+                self._report(report)

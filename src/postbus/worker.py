@@ -11,7 +11,7 @@ from typing import Final
 from postbus.claiming import Claiming
 from postbus.config import Settings
 from postbus.errors import NotFound, StoreUnavailable
-from postbus.execution import Execution, Report, describe
+from postbus.execution import Execution, Report, Run, describe
 from postbus.lanes import WATCH_EVERY, AsyncLane, ThreadLane
 from postbus.loop import Loop, Signal
 from postbus.model import Dead, Delivery, Lease
@@ -52,7 +52,7 @@ class Worker:
         self._alone = False
         self._draining = False
         self._threads = ThreadLane(execution, settings.concurrency, self._take_report)
-        self._async = AsyncLane(execution, settings.concurrency, self._take_report, loop)
+        self._async = AsyncLane(execution, settings.concurrency, self._take_report, self._go_on, loop)
         self.changed = Signal()
         self._turns = 0
         self._told_worn_out = False
@@ -88,18 +88,18 @@ class Worker:
     def stop(self, timeout: float) -> bool:
         """Claim no more, hand back what has not begun, let the rest finish; return whether all of it did.
 
-        Coroutines still running after `timeout` are cancelled and their leases given back. Plain handlers cannot
-        be: their leases end with this process.
+        Coroutines still running after `timeout` are cancelled, transactional handlers undone, and their leases given
+        back. Other plain handlers cannot be: their leases end with this process.
         """
         deadline = time.monotonic() + timeout
-        self._looking.stop()
-        try:
-            self._drop(self._threads.take_back() + self._async.take_back())
-        except StoreUnavailable as error:
-            tell(logging.WARNING, "release_failed", reason=str(error))
+        self._looking.stop(max(timeout, 1.0))
+        self._take_back()
         done = self.changed.wait_for(lambda: not self._held, deadline - time.monotonic())
         if not done:
+            self._threads.cancel()
             self._async.cancel()
+            self._looking.stop(timeout=5)
+            self._take_back()
             done = self.changed.wait_for(lambda: not self._held, 1.0)
         self._threads.stop()
         self._async.stop()
@@ -109,14 +109,24 @@ class Worker:
         self._watch.close()
         return done
 
+    def _take_back(self) -> None:
+        """Hand back what has not begun; by the settling loop, for the store may be busy with a transaction."""
+        for delivery in self._threads.take_back() + self._async.take_back():
+            self._take_report(Report(delivery, None, 0.0))
+
     def run_due(self) -> int:
-        """Claim, run and settle in the calling thread, one delivery at a time, until nothing is due."""
+        """Claim, run and settle in the calling thread, one delivery at a time, until nothing is due.
+
+        Transactional handlers run in this very thread, so that their timeouts cannot be kept.
+        """
         count = 0
         with asyncio.Runner() as runner:
             while found := self._next_due():
-                report = runner.run(self._execution.run_async(self._execution.begin(found)))
-                self._settle([report])
-                self._execution.probes.discard(found.lease)
+                run = self._execution.begin(found)
+                report = runner.run(self._execution.run_async(run)) or self._execution.run(run, _undisturbed)
+                if report is not None:
+                    self._settle([report])
+                self._forget(found.lease)
                 count += 1
         return count
 
@@ -220,6 +230,9 @@ class Worker:
         share = -(-count // self._settings.concurrency)
         return max(1, min(share, MOST_CHUNK, int(CHUNK_SECONDS / self._seconds)))
 
+    def _go_on(self, run: Run) -> None:
+        self._threads.submit([run], 1)
+
     # ── settle ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _take_report(self, report: Report) -> None:
@@ -268,12 +281,13 @@ class Worker:
         told = [
             Settlement(each.delivery.lease, each.outcome, self._worker_id, execution_time_ms=each.execution_time_ms)
             for each in batch
-            if each.outcome is not None
+            if each.outcome is not None and not isinstance(each.outcome, Settled)
         ]
         results = self._store.settle(told) if told else []
-        for settlement, result in zip(told, results, strict=True):
-            if result is Settled.LOST:
-                tell(logging.WARNING, "lease_lost", **settlement.lease._asdict())
+        lost = [settlement.lease for settlement, result in zip(told, results, strict=True) if result is Settled.LOST]
+        lost += [each.delivery.lease for each in batch if each.outcome is Settled.LOST]
+        for lease in lost:
+            tell(logging.WARNING, "lease_lost", **lease._asdict())
         self._give_back([each.delivery for each in batch if each.outcome is None])
 
     def _give_back(self, deliveries: list[Delivery]) -> None:
@@ -290,12 +304,16 @@ class Worker:
         self._seconds += (mean - self._seconds) * (SMOOTHING if self._seconds else 1)
         for each in batch:
             self._held.pop(each.delivery.lease, None)
-            self._execution.probes.discard(each.delivery.lease)
+            self._forget(each.delivery.lease)
         if not self._held:
             self._alone = False
         self.changed.notify()
         if not self._is_busy():
             self._looking.wake()
+
+    def _forget(self, lease: Lease) -> None:
+        self._execution.probes.discard(lease)
+        self._execution.settled.discard(lease)
 
     def _drop(self, deliveries: list[Delivery]) -> None:
         """Hand back, due at once, what this worker will not run."""
@@ -314,7 +332,7 @@ class Worker:
         held = list(self._held)
         if held:
             for lease in self._store.extend(held, self._lease):
-                if lease in self._held:
+                if lease in self._held and lease not in self._execution.settled:
                     tell(logging.WARNING, "lease_lost", **lease._asdict())
         return self._beat_every
 
@@ -327,3 +345,9 @@ class Worker:
     def _timeout_turn(self) -> float:
         self._threads.watch()
         return WATCH_EVERY
+
+
+def _undisturbed(run: Run, *, calling: bool) -> bool:
+    """Say that a run is the asking thread's own: nobody watches its time."""
+    del run, calling
+    return True

@@ -1,4 +1,4 @@
-"""Buses on a real file, shut down when the test is over."""
+"""Buses on each kind of store, shut down when the test is over."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,17 +8,22 @@ import pytest
 
 from postbus import EventBus
 from postbus.testing import FrozenClock
+from tests.postgres.server import ServerClock, server
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> str:
-    """Give the address of a bus that does not exist yet."""
-    return f"sqlite:///{tmp_path / 'bus.db'}"
+def url(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[str]:
+    """Give the address of a bus that is empty, with its time standing still if the test asks for a clock."""
+    if kind == "sqlite":
+        yield f"sqlite:///{tmp_path / 'bus.db'}"
+    else:
+        with server().database(frozen="clock" in request.fixturenames) as url:
+            yield url
 
 
 @pytest.fixture
 def make_bus(url: str) -> Iterator[Callable[..., EventBus]]:
-    """Give a function that opens a bus on one and the same file, as often as processes would."""
+    """Give a function that opens a bus on one and the same store, as often as processes would."""
     made: list[EventBus] = []
 
     def make(**options: Any) -> EventBus:
@@ -38,9 +43,14 @@ def bus(make_bus: Callable[..., EventBus]) -> EventBus:
 
 
 @pytest.fixture
-def clock() -> FrozenClock:
-    """Give a clock that stands still."""
-    return FrozenClock()
+def clock(kind: str, url: str) -> Iterator[FrozenClock]:
+    """Give a clock that stands still, and that the store goes by."""
+    if kind == "sqlite":
+        yield FrozenClock()
+    else:
+        clock = ServerClock(url)
+        yield clock
+        clock.close()
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from postbus.breaker import Breaker
 from postbus.model import Done
 from postbus.store.contract import Settled, Settlement
 from postbus.store.sqlite.watch import FileWatch
+from tests.kinds import on_sqlite
 
 
 @pytest.mark.parametrize("statement", ["SAVEPOINT s", " rollback", "COMMIT;", "begin"])
@@ -25,6 +26,7 @@ def test_a_transaction_is_ended_by_its_block_alone(bus: EventBus, statement: str
     assert bus.poll() is not None
 
 
+@on_sqlite
 def test_a_statement_that_rolls_back_is_noticed(bus: EventBus):
     """What follows an automatic rollback is not stored one by one, outside any transaction (I2)."""
     with bus.transaction() as tx:
@@ -94,10 +96,12 @@ def test_a_delay_without_end_is_cut_to_a_century(bus: EventBus):
         far = bus.publish("a", "later")
         near = bus.publish("a", "now", wait=True, timeout=10)
         assert near.status is Status.COMPLETED
-        found = bus.get(far.id)
-        assert (found.status, found.retry_count) == (Status.PENDING, 1)
+    with EventBus(bus.store.url) as again:
+        found = again.get(far.id)
+    assert (found.status, found.retry_count) == (Status.PENDING, 1)
 
 
+@on_sqlite
 def test_an_unreadable_event_dies_alone(bus: EventBus, tmp_path: Path):
     """Its neighbours in the batch run, it becomes a dead letter that says why, and the page still shows (I16)."""
     events = bus.publish_many([{"type": "a", "payload": number, "max_retries": 0} for number in range(5)])
@@ -116,6 +120,7 @@ def test_an_unreadable_event_dies_alone(bus: EventBus, tmp_path: Path):
         assert bus.list(status="COMPLETED").total == 4
 
 
+@on_sqlite
 def test_a_look_that_fails_does_not_end_the_worker(bus: EventBus, monkeypatch: pytest.MonkeyPatch):
     """One error while waiting is told and survived: events are claimed afterwards (I10)."""
     seen = FileWatch._version

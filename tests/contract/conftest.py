@@ -7,13 +7,13 @@ import pytest
 
 from postbus.store import Store
 from postbus.testing import FrozenClock
-from tests.contract.stores import URLS, Operator, Site
+from tests.contract.stores import Operator, Site, site_of
 
 
-@pytest.fixture(params=sorted(URLS))
-def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
+@pytest.fixture
+def site(kind: str, tmp_path: Path) -> Iterator[Site]:
     """Give a place for a store of each kind, with a clock that stands still."""
-    site = Site(URLS[request.param](tmp_path))
+    site = site_of(kind, tmp_path)
     yield site
     site.close()
 

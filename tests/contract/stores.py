@@ -30,6 +30,7 @@ from postbus.retry import RetryPolicy
 from postbus.store import Store, open_store
 from postbus.store.contract import Claim, Claimed, DeadFilter, Settled, Settlement
 from postbus.testing import FrozenClock
+from tests.postgres.server import ServerClock, server
 
 LEASE: Final = timedelta(seconds=60)
 OOPS: Final = AttemptError("ValueError", "oops")
@@ -39,11 +40,6 @@ DONE: Final = Done()
 FLAWED: Final = DoneWithErrors((OOPS,))
 OUTCOMES: Final[tuple[Outcome, ...]] = (DONE, FLAWED, RETRY, DEAD)
 
-URLS: Final[dict[str, Callable[[Path], str]]] = {
-    "sqlite": lambda folder: f"sqlite:///{folder / 'bus.db'}",
-}
-"""How each kind of store is addressed: a further store is one more line here."""
-
 
 @dataclass
 class Site:
@@ -51,6 +47,8 @@ class Site:
 
     url: str
     clock: FrozenClock = field(default_factory=FrozenClock)
+    leave: Callable[[], None] = lambda: None
+    """Gives the place back."""
     _opened: list[Store] = field(default_factory=list)
 
     def open(self) -> Store:
@@ -63,6 +61,21 @@ class Site:
         """Close all that was opened."""
         for store in self._opened:
             store.close()
+        self.leave()
+
+
+def site_of(kind: str, folder: Path) -> Site:
+    """Return an empty place for a store of this kind, with a clock that stands still."""
+    if kind == "sqlite":
+        return Site(f"sqlite:///{folder / 'bus.db'}")
+    url = server().create(frozen=True)
+    clock = ServerClock(url)
+
+    def leave() -> None:
+        clock.close()
+        server().drop(url)
+
+    return Site(url, clock, leave)
 
 
 @dataclass

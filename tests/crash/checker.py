@@ -1,20 +1,32 @@
 """What must hold after any crash, as pure functions over what was seen from outside and what the file holds.
 
 A history has three witnesses that the bus cannot touch: what publishers were told (`Journal`), what handlers did
-(`Execution`), and the file itself (`Database`). Each rule compares them and returns verdicts; none is good news.
+(`Execution`), and the database itself (`Database`). Each rule compares them and returns verdicts; none is good news.
 Operations whose outcome their caller never learnt may have happened or not, but at most once.
 """
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import apsw
+import psycopg
 
-__all__ = ["Database", "Execution", "Journal", "Verdict", "check", "read_database", "read_executions", "read_journal"]
+__all__ = [
+    "Database",
+    "Execution",
+    "Journal",
+    "Verdict",
+    "check",
+    "read_database",
+    "read_executions",
+    "read_file",
+    "read_journal",
+    "read_through",
+]
 
 Key = tuple[int, str]
 """An event on its way to one subscription."""
@@ -73,7 +85,7 @@ class StoredDelivery(NamedTuple):
 
 @dataclass(frozen=True)
 class Database:
-    """The file's content: uids by event id, deliveries, the audit log in its order."""
+    """What is stored: uids by event id, deliveries, the audit log in its order."""
 
     events: Mapping[int, str]
     deliveries: Mapping[Key, StoredDelivery]
@@ -108,8 +120,17 @@ def _lines(files: Iterable[Path]) -> Iterator:
             yield from (json.loads(line) for line in file.read_text().splitlines(keepends=True) if line.endswith("\n"))
 
 
-def read_database(path: Path) -> Database:
-    """Return what the file holds, read past the product."""
+def read_database(url: str) -> Database:
+    """Return what is stored, as of one moment, read past the product."""
+    if url.startswith("sqlite:"):
+        return read_file(Path(url.removeprefix("sqlite:///")))
+    with psycopg.connect(url, options="-c search_path=postbus") as connection:
+        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        return _read(lambda sql: connection.execute(sql.encode()))
+
+
+def read_file(path: Path) -> Database:
+    """Return what a SQLite file holds, read past the product."""
     connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
     connection.set_busy_timeout(10_000)
     try:
@@ -119,8 +140,13 @@ def read_database(path: Path) -> Database:
 
 
 def read_through(connection: apsw.Connection) -> Database:
-    """Return what an open file holds."""
-    run = connection.execute
+    """Return what an open SQLite file holds, and what is wrong with it."""
+    found = _read(connection.execute)
+    damage = (row[0] for row in connection.execute("PRAGMA integrity_check"))
+    return replace(found, damage=tuple(each for each in damage if each != "ok"))
+
+
+def _read(run: Callable[[str], Iterable[tuple[Any, ...]]]) -> Database:
     return Database(
         events=dict(run("SELECT id, uid FROM events")),
         deliveries={
@@ -128,7 +154,6 @@ def read_through(connection: apsw.Connection) -> Database:
             for event_id, name, *rest in run("SELECT event_id, subscription, state, attempt, epoch FROM deliveries")
         },
         audit=tuple(AuditRow(*row) for row in run(AUDIT)),
-        damage=tuple(row[0] for row in run("PRAGMA integrity_check") if row[0] != "ok"),
     )
 
 

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from postbus import Context, Discard, Event, EventBus, LeaseLost, NewEvent, PostbusError, RetryPolicy
+from postbus import Context, Discard, Event, EventBus, LeaseLost, NewEvent, PostbusError, RetryPolicy, StoreUnavailable
 from postbus.observe import set_probe
 from tests.crash import plants
 from tests.crash.checker import read_journal
@@ -101,11 +101,11 @@ def handler(config: Config) -> Callable[[Event, Context], None]:
 
 
 def opened(config: Config) -> EventBus:
-    """Open the bus on the test's file."""
+    """Open the bus under test."""
     options: Config = {"retry": RetryPolicy(base_delay=0.02), "poll_interval": 0.2, **config.get("options", {})}
     if options["retry"] == "default":
         del options["retry"]
-    bus = EventBus(f"sqlite:///{config['db']}", **options)
+    bus = EventBus(config["url"], **options)
     if "executions" in config:
         for name in config.get("subscriptions", ["default"]):
             bus.subscribe("trial.*", handler(config), subscription=name)
@@ -144,13 +144,27 @@ def publish_all(bus: EventBus, config: Config) -> None:
         if all(uid in done for uid in uids):
             continue
         note(config["journal"], {"try": uids})
-        if len(batch) > 1:
-            stored = bus.publish_many(batch)
-        else:
-            stored = [bus.publish("trial.event", batch[0].payload, uid=uids[0])]
+        stored = insist(bus, batch, config) if config.get("stubborn") else publish_one(bus, batch)
         note(config["journal"], {"ack": [[event.id, event.uid] for event in stored]})
         if config.get("pace"):
             PAUSE.wait(config["pace"])
+
+
+def publish_one(bus: EventBus, batch: list[NewEvent]) -> list[Event]:
+    """Publish a batch, a single event as such."""
+    if len(batch) > 1:
+        return bus.publish_many(batch)
+    return [bus.publish("trial.event", batch[0].payload, uid=batch[0].uid)]
+
+
+def insist(bus: EventBus, batch: list[NewEvent], config: Config) -> list[Event]:
+    """Publish a batch; while the store is away nobody knows whether it is stored, so ask again by its uids."""
+    while True:
+        try:
+            return publish_one(bus, batch)
+        except StoreUnavailable:
+            note(config["log"], {"log": "publish_refused"})
+            PAUSE.wait(0.05)
 
 
 # ── the roles ────────────────────────────────────────────────────────────────────────────────────────────────────

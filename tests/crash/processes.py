@@ -9,16 +9,22 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, LiteralString, TypeVar, cast
 
 import apsw
 
 from postbus import EventBus, NewEvent
 from tests.crash import checker
+from tests.postgres.server import query
 
 __all__ = ["Child", "Trial", "until"]
 
 ROOT: Final = Path(__file__).resolve().parents[2]
+BUSY: Final = """
+    SELECT count(*) FROM pg_stat_activity
+    WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()
+      AND (state <> 'idle' OR backend_xid IS NOT NULL)
+"""
 T = TypeVar("T")
 
 
@@ -30,6 +36,21 @@ def until(condition: Callable[[], T], what: str, seconds: float = 30) -> T:
             raise AssertionError(f"waited {seconds:g} s in vain: {what}")
         time.sleep(0.005)
     return answer
+
+
+def is_writing(url: str) -> bool:
+    """Return whether somebody has a transaction open that others may have to wait for."""
+    if not url.startswith("sqlite:"):
+        # Whoever is at work, or has begun and waits to go on; one connection of ours is asking.
+        return query(url, BUSY) != [(0,)]
+    probe = apsw.Connection(url.removeprefix("sqlite:///"))
+    try:
+        probe.execute("BEGIN IMMEDIATE; ROLLBACK")
+    except apsw.BusyError:
+        return True
+    finally:
+        probe.close()
+    return False
 
 
 class Child:
@@ -80,21 +101,16 @@ class Child:
         """Return its exit code, once it has ended."""
         return self._process.wait(seconds)
 
-    def stop(self, db: Path) -> None:
+    def stop(self) -> None:
         """Suspend it at a moment when it is not writing: a writer stopped midway would stop everybody."""
-        until(lambda: self._stopped_outside_a_write(db), "a moment without a write in progress")
+        until(self._stopped_outside_a_write, "a moment without a write in progress")
 
-    def _stopped_outside_a_write(self, db: Path) -> bool:
+    def _stopped_outside_a_write(self) -> bool:
         self._process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
-        probe = apsw.Connection(str(db))
-        try:
-            probe.execute("BEGIN IMMEDIATE; ROLLBACK")
-        except apsw.BusyError:
+        if is_writing(self.config["url"]):
             self.go_on()
             return False
-        finally:
-            probe.close()
         return True
 
     def go_on(self) -> None:
@@ -117,16 +133,12 @@ class Child:
 
 @dataclass
 class Trial:
-    """One file, the children that use it, and what they wrote down."""
+    """One bus, the children that use it, and what they wrote down."""
 
     folder: Path
+    url: str
     subscriptions: Sequence[str] = ("default",)
     children: list[Child] = field(default_factory=list[Child])
-
-    @property
-    def db(self) -> Path:
-        """The file under test."""
-        return self.folder / "bus.db"
 
     @property
     def executions_file(self) -> Path:
@@ -139,11 +151,11 @@ class Trial:
         return self.folder / "log"
 
     def start(self, role: str, name: str = "p", **config: Any) -> Child:
-        """Start a child on this trial's file; publishers of one name share a journal, so that they can go on."""
+        """Start a child on this trial's bus; publishers of one name share a journal, so that they can go on."""
         config = {
             "role": role,
             "name": name,
-            "db": str(self.db),
+            "url": self.url,
             "journal": str(self.folder / f"journal-{name}"),
             "executions": str(self.executions_file),
             "log": str(self.log_file),
@@ -159,7 +171,7 @@ class Trial:
         events = [
             NewEvent(type="trial.event", payload={"do": wish}, uid=f"p-{number}") for number, wish in enumerate(wishes)
         ]
-        bus = EventBus(f"sqlite:///{self.db}")
+        bus = EventBus(self.url)
         stored = bus.publish_many(events)
         bus.shutdown()
         lines = {"try": [event.uid for event in events]}, {"ack": [(event.id, event.uid) for event in stored]}
@@ -183,8 +195,8 @@ class Trial:
         return [entry for entry in checker._lines([self.log_file]) if entry["log"] == name]
 
     def database(self) -> checker.Database:
-        """Return what the file holds."""
-        return checker.read_database(self.db)
+        """Return what is stored."""
+        return checker.read_database(self.url)
 
     def verdicts(self, **options: Any) -> list[checker.Verdict]:
         """Return every promise that this trial's history breaks."""
@@ -192,8 +204,10 @@ class Trial:
         return checker.check(self.journal(), self.executions(), self.database(), **options)
 
     def rows(self, sql: str) -> list[tuple[Any, ...]]:
-        """Return rows of the file, read past the product."""
-        connection = apsw.Connection(str(self.db), flags=apsw.SQLITE_OPEN_READONLY)
+        """Return rows of our tables, read past the product."""
+        if not self.url.startswith("sqlite:"):
+            return query(self.url, cast("LiteralString", sql))
+        connection = apsw.Connection(self.url.removeprefix("sqlite:///"), flags=apsw.SQLITE_OPEN_READONLY)
         connection.set_busy_timeout(10_000)
         try:
             return connection.execute(sql).fetchall()

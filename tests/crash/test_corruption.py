@@ -16,7 +16,7 @@ from typing import Any, Final
 import pytest
 
 from postbus import EventBus, NewEvent, NotFound, PostbusError, StoreUnavailable, UnsafeStore
-from tests.crash.checker import read_database, replayed_differs
+from tests.crash.checker import read_file, replayed_differs
 from tests.crash.processes import Trial
 
 CLEAN: Final = (UnsafeStore, StoreUnavailable)
@@ -187,17 +187,17 @@ def test_what_is_no_database_is_not_even_opened(
 
 
 @pytest.mark.parametrize("flips", [25, pytest.param(300, marks=pytest.mark.slow)])
-def test_a_damaged_wal_gives_a_clean_prefix_or_is_refused(trial: Trial, flips: int):
+def test_a_damaged_wal_gives_a_clean_prefix_or_is_refused(file_trial: Trial, flips: int):
     """A bit flipped in a crashed bus's WAL costs whole transactions from there on, never half of one (I2, I13)."""
-    victim = trial.start("live", count=60, probe=["publishing", 30])
+    victim = file_trial.start("live", count=60, probe=["publishing", 30])
     assert victim.wait() == -signal.SIGKILL, victim.errors()
     names = ("bus.db", "bus.db-wal")
-    files = {name: (trial.folder / name).read_bytes() for name in names}
-    uids = [uid for batch in trial.journal().tried for uid in batch]
+    files = {name: (file_trial.folder / name).read_bytes() for name in names}
+    uids = [uid for batch in file_trial.journal().tried for uid in batch]
     seed = f"wal {flips}"
     chance = random.Random(seed)
     for number in range(flips):
-        folder = trial.folder / f"wal-{number}"
+        folder = file_trial.folder / f"wal-{number}"
         folder.mkdir()
         damaged = bytearray(files["bus.db-wal"])
         damaged[chance.randrange(len(damaged))] ^= 1 << chance.randrange(8)
@@ -207,7 +207,7 @@ def test_a_damaged_wal_gives_a_clean_prefix_or_is_refused(trial: Trial, flips: i
             EventBus(f"sqlite:///{folder / 'bus.db'}").shutdown()
         except CLEAN:
             continue
-        database = read_database(folder / "bus.db")
+        database = read_file(folder / "bus.db")
         stored = list(database.events.values())
         assert stored == uids[: len(stored)], seed
         assert database.damage == (), seed

@@ -14,18 +14,18 @@ from tests.crash.processes import Trial
 
 
 @pytest.mark.parametrize("limit", [400_000, 1_000_000])
-def test_a_process_at_its_file_size_limit_acknowledges_only_what_it_stores(trial: Trial, limit: int):
+def test_a_process_at_its_file_size_limit_acknowledges_only_what_it_stores(file_trial: Trial, limit: int):
     """The kernel refuses a write: StoreUnavailable, all acknowledged readable, and on once lifted (I1, I2, I16)."""
-    child = trial.start("fill", name="big", limit=limit)
+    child = file_trial.start("fill", name="big", limit=limit)
     told = child.hear()
     assert child.wait() == 0, child.errors()
     assert told["refused"] == ["StoreUnavailable", "StoreUnavailable"]
     assert told["resumed"] < 10
-    journal = trial.journal()
+    journal = file_trial.journal()
     assert len(journal.acknowledged) > 12
     assert told["readable"] == len(journal.acknowledged) - 10
-    assert trial.verdicts(drained=False) == []
-    assert sorted(trial.database().events.values()) == sorted(journal.acknowledged), "a refused event was stored"
+    assert file_trial.verdicts(drained=False) == []
+    assert sorted(file_trial.database().events.values()) == sorted(journal.acknowledged), "a refused event was stored"
 
 
 class Crowded(apsw.VFS):

@@ -13,7 +13,7 @@ SHORT = {"lease": 0.5, "poll_interval": 0.1}
 
 def publish_one(trial: Trial) -> None:
     """Store the event that both workers are after."""
-    bus = EventBus(f"sqlite:///{trial.db}")
+    bus = EventBus(trial.url)
     bus.publish("trial.event", {"do": "succeed"}, uid="p-0")
     bus.shutdown()
 
@@ -38,7 +38,7 @@ def test_late_poller_cannot_settle(trial: Trial, outcome: dict[str, Any], finish
     publish_one(trial)
     late = trial.start("hold", count=1, options=SHORT, outcome=outcome)
     ((event_id, first),) = late.hear()["held"]
-    late.stop(trial.db)
+    late.stop()
     until(lambda: expired(trial), "the lease runs out")
     other = trial.start("hold", count=1, options={"lease": 60})
     ((again, second),) = other.hear()["held"]
@@ -74,7 +74,7 @@ def test_late_worker_cannot_settle(trial: Trial):
     gate = trial.folder / "gate"
     late = trial.start("work", options=SHORT, gate=str(gate))
     until(trial.executions, "the late worker begins")
-    late.stop(trial.db)
+    late.stop()
     other = trial.start("work", options={"poll_interval": 0.1}, log=str(trial.folder / "other-log"))
     until(lambda: trial.rows("SELECT 1 FROM event_log WHERE action = 'COMPLETED'"), "another worker finishes")
     assert other.kill(signal.SIGTERM) == 0, other.errors()
@@ -95,9 +95,9 @@ def test_one_poll_takes_over_what_a_stopped_process_held(trial: Trial):
     publish_one(trial)
     late = trial.start("hold", count=1, options=SHORT)
     late.hear()
-    late.stop(trial.db)
+    late.stop()
     until(lambda: expired(trial), "the lease runs out")
-    bus = EventBus(f"sqlite:///{trial.db}")
+    bus = EventBus(trial.url)
     taken = bus.poll()
     bus.shutdown()
     assert taken is not None
@@ -109,7 +109,7 @@ def test_late_worker_may_finish_what_nobody_took_over(trial: Trial):
     publish_one(trial)
     late = trial.start("hold", count=1, options=SHORT)
     late.hear()
-    late.stop(trial.db)
+    late.stop()
     until(lambda: expired(trial), "the lease runs out")
     late.say()
     late.go_on()

@@ -38,7 +38,7 @@ def test_settling_without_the_epoch_check_is_noticed(trial: Trial):
     options = {"lease": 0.3}
     late = trial.start("hold", count=1, options=options, plant="no_epoch_check")
     late.hear()
-    late.stop(trial.db)
+    late.stop()
     other = trial.start("hold", count=1, options={"lease": 60})
     other.hear()
     late.say()

@@ -21,7 +21,7 @@ def test_of_a_thousand_events_beside_a_killer_exactly_one_dies(trial: Trial):
         deaths += 1
         assert deaths <= 4, "the poison event was given more than its attempts"
 
-    bus = EventBus(f"sqlite:///{trial.db}")
+    bus = EventBus(trial.url)
     dead = bus.dlq.list()
     stats = bus.stats().subscriptions[0]
     bus.shutdown()
@@ -41,7 +41,7 @@ def test_killers_in_a_row_die_one_by_one(trial: Trial):
     codes = []
     while not codes or (codes[-1] and len(codes) < 20):
         codes.append(trial.start("drain", options={"concurrency": 2, "prefetch": 10}).wait())
-    bus = EventBus(f"sqlite:///{trial.db}")
+    bus = EventBus(trial.url)
     stats = bus.stats().subscriptions[0]
     errors = [len(each.errors) for each in bus.dlq.list()]
     bus.shutdown()

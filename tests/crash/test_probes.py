@@ -19,7 +19,7 @@ COUNT = 80
 def test_a_process_killed_at_a_probe_loses_nothing(trial: Trial, probe: str, number: int):
     """SIGKILL at any step: nothing is lost or repeated without a cause (S0.6, S1.1, S1.15, I1, I2, I9, I11, I13)."""
     trial.subscriptions = ("default", "second")
-    bus = EventBus(f"sqlite:///{trial.db}")
+    bus = EventBus(trial.url)
     bus.subscriptions.create("second", "trial.*")
     bus.shutdown()
     hit = random.Random(f"{probe} {number}").randint(1, PROBES[probe] // 2)

@@ -68,15 +68,15 @@ def test_a_live_neighbour_keeps_its_leases(trial: Trial):
     assert not busy.ended()
 
 
-def test_the_lock_file_of_a_killed_process_is_swept_away(trial: Trial):
+def test_the_lock_file_of_a_killed_process_is_swept_away(file_trial: Trial):
     """Housekeeping removes the lock files of the dead and leaves those of the living (S1.15)."""
-    dead, living = trial.start("work"), trial.start("work")
+    dead, living = file_trial.start("work"), file_trial.start("work")
     dead.hear()
     living.hear()
-    folder = trial.folder / "bus.db-alive"
+    folder = file_trial.folder / "bus.db-alive"
     assert len(list(folder.iterdir())) == 2
     dead.kill()
-    bus = EventBus(f"sqlite:///{trial.db}")
+    bus = EventBus(file_trial.url)
     bus.store.tidy()
     bus.shutdown()
     assert len(list(folder.iterdir())) == 1

@@ -23,11 +23,12 @@ from postbus.errors import Conflict, InvalidEventError
 from postbus.model import Dead, DoneWithErrors, Lease, Outcome, Retry, Status
 from postbus.retry import RetryPolicy
 from postbus.store.contract import DeadFilter, Settlement
-from tests.contract.stores import DONE, OOPS, URLS, Operator, Site, replay
+from tests.contract.stores import DONE, OOPS, Operator, replay, site_of
+from tests.kinds import KINDS
 from tests.machine.model import QUEUES, Key, Model
 
 POLICY = RetryPolicy(max_retries=QUEUES["default"].max_retries)
-KINDS = st.sampled_from(["a.x", "a.y", "b"])
+TYPES = st.sampled_from(["a.x", "a.y", "b"])
 NAMES = st.sampled_from(sorted(QUEUES))
 RETRIES = st.builds(Retry, st.sampled_from([0, 5, 60]).map(lambda seconds: timedelta(seconds=seconds)), st.just(OOPS))
 OUTCOMES = st.one_of(st.just(DONE), st.just(DoneWithErrors((OOPS,))), RETRIES, st.just(Dead(OOPS)))
@@ -45,7 +46,7 @@ class BusMachine(RuleBasedStateMachine):
         """Open an empty store of this kind."""
         super().__init__()
         self.folder = tempfile.TemporaryDirectory(prefix="postbus-machine-")
-        self.site = Site(URLS[self.kind](Path(self.folder.name)))
+        self.site = site_of(self.kind, Path(self.folder.name))
         self.model = Model(self.site.clock.now())
         self.uids: dict[str, tuple[int, str]] = {}
         self.op = Operator(self.site.open(), self.site.clock)
@@ -58,7 +59,7 @@ class BusMachine(RuleBasedStateMachine):
 
     # ── rules ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    @initialize(target=leases, kinds=st.lists(KINDS, min_size=1, max_size=3), limit=st.integers(1, 3))
+    @initialize(target=leases, kinds=st.lists(TYPES, min_size=1, max_size=3), limit=st.integers(1, 3))
     def begin(self, kinds: list[str], limit: int) -> Any:
         """Have two queues, one with terms of its own, some events, and some of them leased."""
         queue = QUEUES["narrow"]
@@ -69,7 +70,7 @@ class BusMachine(RuleBasedStateMachine):
         return self.claim("default", limit, alone=True)
 
     @rule(
-        kind=KINDS,
+        kind=TYPES,
         priority=st.sampled_from([0, 0, 5, -5]),
         delay=st.sampled_from([0, 0, 0, 30]),
         max_retries=st.sampled_from([None, None, 0, 1]),
@@ -270,7 +271,7 @@ def run(kind: str, examples: int, steps: int) -> None:
 
 
 @pytest.mark.timeout(600)  # only a failure takes long: it is shrunk to the shortest history
-@pytest.mark.parametrize("kind", sorted(URLS))
+@pytest.mark.parametrize("kind", KINDS)
 def test_random_histories_agree_with_the_model(kind: str):
     """Publish, claim, extend, settle, reset, restart in any order: store and dict agree (I3, I7, I8, I9, I12, I13)."""
     run(kind, examples=250, steps=40)
@@ -278,7 +279,7 @@ def test_random_histories_agree_with_the_model(kind: str):
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("kind", sorted(URLS))
+@pytest.mark.parametrize("kind", KINDS)
 def test_many_long_random_histories_agree_with_the_model(kind: str):
     """The same, many times longer (I3, I7, I8, I9, I12, I13)."""
     run(kind, examples=1_500, steps=80)

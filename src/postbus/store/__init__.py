@@ -1,6 +1,7 @@
 """Where the bus lives: one contract, and a store for each kind of database."""
 
 from pathlib import Path
+from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from postbus.clock import Clock, SystemClock
@@ -11,22 +12,29 @@ from postbus.store.sqlite.store import SqliteStore
 
 __all__ = ["Store", "exists", "migration_script", "open_store"]
 
+POSTGRES: Final = frozenset({"postgresql", "postgres"})
 
-def open_store(url: str, *, clock: Clock | None = None, auto_migrate: bool = True) -> Store:
-    """Open the store a URL names: `sqlite:///relative.db` or `sqlite:////absolute.db`.
 
+def open_store(url: str, *, clock: Clock | None = None, auto_migrate: bool = True, **postgres: Any) -> Store:
+    """Open the store a URL names: `sqlite:///relative.db`, `sqlite:////absolute.db`, `postgresql://user@host/database`.
+
+    `postgres` (`direct_url`, `listen`) concerns PostgreSQL alone, `clock` SQLite alone: a server decides by its own.
     Raises InvalidRequest for any other URL, SchemaMismatch when it must be migrated and `auto_migrate` is off.
     """
+    if _is_postgres(url):
+        return _postgres().PostgresStore(url, auto_migrate=auto_migrate, **postgres)
     return SqliteStore(_path(url), clock or SystemClock(), auto_migrate=auto_migrate)
 
 
 def exists(url: str) -> bool:
-    """Return whether there is something at a URL to open, making nothing."""
-    return _path(url).exists()
+    """Return whether there is something at a URL to open, making nothing; a server is always there to be asked."""
+    return _is_postgres(url) or _path(url).exists()
 
 
 def migration_script(url: str) -> str:
     """Return the SQL that makes the schema at a URL from nothing, without opening anything."""
+    if _is_postgres(url):
+        return _postgres().migration_script(url)
     _path(url)
     return "\n".join(
         f"-- {name}\n{sql.rstrip()}\nPRAGMA user_version = {number};\n"
@@ -34,10 +42,23 @@ def migration_script(url: str) -> str:
     )
 
 
+def _postgres() -> Any:
+    """Return the PostgreSQL store's module: psycopg is wanted only where it is used."""
+    try:
+        from postbus.store.postgres import store  # noqa: PLC0415
+    except ImportError as error:
+        raise InvalidRequest(f"PostgreSQL needs its driver: pip install 'postbus[postgres]' ({error})") from None
+    return store
+
+
+def _is_postgres(url: str) -> bool:
+    return urlsplit(url).scheme in POSTGRES
+
+
 def _path(url: str) -> Path:
     parts = urlsplit(url)
     if parts.scheme != "sqlite":
-        raise InvalidRequest(f"postbus knows sqlite:/// URLs, not {parts.scheme or url[:20]!r}")
+        raise InvalidRequest(f"postbus knows sqlite:/// and postgresql:// URLs, not {parts.scheme or url[:20]!r}")
     path = unquote(parts.path.removeprefix("/"))
     if parts.netloc or not path:
         raise InvalidRequest("a SQLite URL has three slashes and a file: sqlite:///shop.db")

@@ -42,7 +42,7 @@ class _Slot:
 
     __slots__ = ("error", "finished", "operation", "result", "turn")
 
-    def __init__(self, operation: Callable[[Any], Any] | None) -> None:
+    def __init__(self, operation: Any) -> None:
         self.operation = operation
         self.result: Any = None
         self.error: Exception | None = StoreUnavailable("interrupted while committing: the outcome is unknown")
@@ -53,9 +53,14 @@ class _Slot:
 class Committer(Generic[C]):
     """Runs operations on one connection, grouped into transactions."""
 
-    def __init__(self, connection: C) -> None:
-        """Take charge of a connection that nobody else uses."""
+    def __init__(self, connection: C, together: Callable[[list[Any]], list[Any]] | None = None) -> None:
+        """Take charge of a connection that nobody else uses.
+
+        `together` makes a whole group durable and returns its results, or raises with nothing done; without it, the
+        operations are called one after the other inside a transaction.
+        """
         self._connection = connection
+        self._together = together or self._transact
         self._guard = threading.Lock()
         self._waiting: deque[_Slot] = deque()
         self._led = False
@@ -63,7 +68,7 @@ class Committer(Generic[C]):
         self._leader: int | None = None
 
     def run(self, operation: Callable[[C], R]) -> R:
-        """Run `operation` inside a transaction and return its result once that is durable.
+        """Run `operation` (or what `together` takes for one) and return its result once that is durable.
 
         It may run beside others, and twice: if a group fails it is undone, and each operation is run again alone,
         so that one that fails cannot fail its neighbours. It must not change anything but the database.
@@ -91,6 +96,7 @@ class Committer(Generic[C]):
             raise
         finally:
             self._holder = None
+            self._let_operations_in()
             self._hand_over()
 
     @contextmanager
@@ -156,6 +162,11 @@ class Committer(Generic[C]):
             while self._waiting and self._waiting[0].operation is not None and len(group) < MAX_GROUP:
                 group.append(self._waiting.popleft())
 
+    def _let_operations_in(self) -> None:
+        """Put operations before those who want the lead to themselves: heartbeats must not wait for all of these."""
+        with self._guard:
+            self._waiting = deque(sorted(self._waiting, key=lambda slot: slot.operation is None))
+
     def _hand_over(self) -> None:
         with self._guard:
             if self._waiting:
@@ -166,38 +177,30 @@ class Committer(Generic[C]):
                 self._led = False
 
     def _run_group(self, group: list[_Slot]) -> None:
-        if len(group) == 1 or not self._run_together(group):
-            for slot in group:
-                self._run_alone(slot)
+        if len(group) > 1:
+            try:
+                results = self._together([slot.operation for slot in group])
+            except Exception:  # noqa: BLE001  each operation is run again alone, and reports its own error
+                results = None
+            if results is not None:
+                for slot, result in zip(group, results, strict=True):
+                    slot.result, slot.error = result, None
+                return
+        for slot in group:
+            try:
+                (slot.result,) = self._together([slot.operation])
+                slot.error = None
+            except Exception as error:  # noqa: BLE001  raised in the thread that owns the operation
+                slot.error = error
 
-    def _run_together(self, group: list[_Slot]) -> bool:
+    def _transact(self, operations: list[Callable[[C], Any]]) -> list[Any]:
         connection = self._connection
         try:
             connection.begin()
-            results = [slot.operation(connection) for slot in group if slot.operation is not None]
+            results = [operation(connection) for operation in operations]
             probe("committing")
             connection.commit()
-        except Exception:  # noqa: BLE001  each operation is run again alone, and reports its own error
-            connection.rollback()
-            return False
         except BaseException:
             connection.rollback()
             raise
-        for slot, result in zip(group, results, strict=True):
-            slot.result, slot.error = result, None
-        return True
-
-    def _run_alone(self, slot: _Slot) -> None:
-        connection = self._connection
-        try:
-            connection.begin()
-            slot.result = slot.operation(connection) if slot.operation is not None else None
-            probe("committing")
-            connection.commit()
-            slot.error = None
-        except Exception as error:  # noqa: BLE001  raised in the thread that owns the operation
-            connection.rollback()
-            slot.error = error
-        except BaseException:
-            connection.rollback()
-            raise
+        return results

@@ -139,6 +139,13 @@ class Transaction(Protocol):
         """Store events that exist only once, and only if, this transaction commits."""
         ...
 
+    def settle(self, settlement: Settlement) -> Settled:
+        """Record how a leased delivery ended, once and only if this transaction commits.
+
+        Fenced as `Store.settle` is: LOST and REPEATED change nothing, and whoever gets them should roll back.
+        """
+        ...
+
 
 class Watch(Protocol):
     """Tells that something may have changed, in this process or another: a hint to look, never a promise."""
@@ -181,7 +188,11 @@ class Store(Protocol):
         ...
 
     def transaction(self) -> AbstractContextManager[Transaction]:
-        """Open a transaction of the caller's: committed when the block ends, rolled back when it raises."""
+        """Open a transaction of the caller's: committed when the block ends, rolled back when it raises.
+
+        The block may be left in another thread than entered it, to roll back what hangs: a statement that still runs
+        is then cut off, and the transaction takes no more (InvalidRequest).
+        """
         ...
 
     def claim(self, claim: Claim) -> Claimed:

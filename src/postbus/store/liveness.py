@@ -27,7 +27,7 @@ class Liveness:
     @contextmanager
     def holding(self, owner: str) -> Generator[None]:
         """Be known as alive until the end of the block, or of the process."""
-        self._folder.mkdir(exist_ok=True)
+        self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / owner
         # Locked under another name first: from its first moment on, the file named by the nonce is a locked one.
         unlocked = path.with_suffix(NEW)

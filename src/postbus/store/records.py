@@ -3,7 +3,7 @@
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import fields
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
 from zlib import crc32
 
@@ -22,6 +22,7 @@ __all__ = [
     "claimed_event",
     "decode_errors",
     "decoding",
+    "due_micros",
     "encode_errors",
     "event_from_draft",
     "event_from_row",
@@ -106,7 +107,7 @@ def checksum(uid: str, kind: str, tags: str, payload: str) -> int:
 
 
 def _verify(row: Row) -> None:
-    if checksum(row[1], row[2], row[3], row[7]) != row[12]:
+    if row[12] is not None and checksum(row[1], row[2], row[3], row[7]) != row[12]:
         raise UnsafeStore(f"event {row[0]} was damaged on disk: restore it from a backup")
 
 
@@ -165,6 +166,15 @@ def claimed_event(row: Row, retry_count: int, now: datetime) -> Event:
         None,
         now,
     )
+
+
+def due_micros(draft: Draft, now: int) -> int:
+    """Return when an event published now is due."""
+    if draft.delay is None and draft.at is None:
+        return now
+    if draft.at is not None:
+        return max(now, to_micros(draft.at))
+    return now + round(draft.delay / timedelta(microseconds=1)) if draft.delay is not None else now
 
 
 def event_from_draft(draft: Draft, identity: int, created_at: datetime, due: datetime | None) -> Event:

@@ -1,16 +1,20 @@
 """Appending to the log: events, their deliveries and their uids, inside one transaction."""
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
-from postbus.clock import from_micros, to_micros
-from postbus.errors import InvalidEventError, InvalidRequest, StoreUnavailable
+from postbus.clock import from_micros
+from postbus.errors import InvalidEventError, InvalidRequest
 from postbus.model import Event
 from postbus.payload import Draft
 from postbus.store.catalog import Fanout
+from postbus.store.contract import Settled, Settlement
+from postbus.store.leases import Leases
 from postbus.store.reading import Reading
-from postbus.store.records import checksum, event_from_draft, json_array, split_tags
+from postbus.store.records import checksum, due_micros, event_from_draft, json_array, split_tags
 from postbus.store.session import Row, Session
 from postbus.store.sqlite.connection import Database
 
@@ -18,7 +22,7 @@ __all__ = ["Appending", "CallersTransaction"]
 
 CHUNK: Final = 1_000
 CONTROL: Final = frozenset({"BEGIN", "COMMIT", "END", "ROLLBACK", "SAVEPOINT", "RELEASE"})
-_MICRO: Final = 1_000_000
+CUT_EVERY: Final = 0.01
 Known = dict[str, tuple[Event, bytes]]
 
 
@@ -44,7 +48,7 @@ class Appending:
                 events.append(_same(known[draft.uid], draft))
                 continue
             identity += 1
-            due = now if draft.at is None and draft.delay is None else self._due(draft)
+            due = due_micros(draft, now)
             rows.append(_event_row(draft, identity, now))
             ways.setdefault((draft.type, draft.tags, draft.priority, due), []).append(identity)
             events.append(self._event(draft, identity, due))
@@ -65,11 +69,6 @@ class Appending:
     def _event(self, draft: Draft, identity: int, due: int) -> Event:
         later = from_micros(due) if due > self._now else None
         return event_from_draft(draft, identity, self._moment, later)
-
-    def _due(self, draft: Draft) -> int:
-        if draft.at is not None:
-            return max(self._now, to_micros(draft.at))
-        return self._now if draft.delay is None else self._now + round(draft.delay.total_seconds() * _MICRO)
 
     def _known(self, drafts: Sequence[Draft]) -> Known:
         """Return the events that the supplied uids already stand for."""
@@ -108,30 +107,45 @@ class CallersTransaction:
         self._db = db
         self._session = session
         self._closed = False
+        self._busy = threading.RLock()
 
     def close(self) -> None:
-        """Serve no more."""
+        """Serve no more; what another thread is running is cut off."""
         self._closed = True
+        while not self._busy.acquire(timeout=CUT_EVERY):
+            self._db.interrupt()
+        self._busy.release()
 
     def execute(self, sql: str, parameters: Sequence[Any] | Mapping[str, Any] = ()) -> list[Row]:
         """Run one statement of the caller's own and return its rows; the transaction itself is not its business."""
-        self._check_open()
         if sql.lstrip().partition(" ")[0].rstrip(";").upper() in CONTROL:
             raise InvalidRequest("the block commits or rolls back: leave BEGIN, COMMIT, ROLLBACK and SAVEPOINT out")
-        rows = self._db.execute(sql, parameters)
-        self._check_open()
-        return rows
+        with self._open():
+            return self._db.execute(sql, parameters)
 
     def publish(self, drafts: Sequence[Draft]) -> list[Event]:
         """Store events that exist only if this transaction commits."""
-        self._check_open()
-        return Appending(self._session()).append(drafts)
+        with self._open():
+            return Appending(self._session()).append(drafts)
+
+    def settle(self, settlement: Settlement) -> Settled:
+        """Record how a delivery ended, if this transaction commits."""
+        with self._open():
+            return Leases(self._session()).settle([settlement])[0]
+
+    @contextmanager
+    def _open(self) -> Generator[None]:
+        """Use the connection while it is this transaction's."""
+        with self._busy:
+            self._check_open()
+            yield
+            self._check_open()
 
     def _check_open(self) -> None:
         if self._closed:
             raise InvalidRequest("this transaction has ended")
         if not self._db.in_transaction:
-            raise StoreUnavailable("the transaction was rolled back by one of its statements; nothing was stored")
+            raise InvalidRequest("the transaction was rolled back by one of its statements; nothing was stored")
 
 
 def _event_row(draft: Draft, identity: int, now: int) -> Row:

@@ -136,6 +136,10 @@ class Database:
         """Run a statement of the caller's own and return its rows."""
         return self._apsw.execute(sql, parameters).fetchall()
 
+    def interrupt(self) -> None:
+        """Cut off the statement that another thread is running, if any."""
+        self._apsw.interrupt()
+
     def pragma(self, name: str, *argument: int) -> Any:
         """Return a setting or run a check that is spelled as a pragma."""
         return self._apsw.pragma(name, *argument)

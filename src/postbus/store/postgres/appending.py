@@ -1,0 +1,143 @@
+"""Appending to the log: small batches by one statement, big ones by COPY; the database does the fan-out."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import orjson
+
+from postbus.clock import from_micros, to_micros
+from postbus.model import Event
+from postbus.observe import probe
+from postbus.payload import Draft
+from postbus.store.postgres.connection import Database
+from postbus.store.records import due_micros, event_from_draft
+from postbus.store.session import Row
+
+__all__ = ["Stored", "append", "append_all", "arguments", "events"]
+
+COPY_FROM: Final = 100
+"""From how many events on COPY is faster than one statement with everything in it."""
+BATCH: Final = 20_000
+COLUMNS: Final = "id, uid, type, tags, key, title, description, payload, metadata, created_at, priority, max_retries"
+_ESCAPES: Final = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"})
+_NULL: Final = "\\N"
+_OPTIONAL: Final = ("key", "title", "description", "max_retries")
+Stored = list[Row]
+"""For each event: its id, whether it is new, and the moment it was stored."""
+
+
+def append_all(db: Database, batches: Sequence[Sequence[Draft]], schema: str) -> list[list[Event | int]]:
+    """Store several callers' batches, all or none; see `events`."""
+    drafts = [draft for batch in batches for draft in batch]
+    probe("committing")
+    stored = append(db, drafts) if len(drafts) < COPY_FROM else _copied(db, drafts, schema)
+    rows = iter(stored)
+    return [events(batch, [next(rows) for _ in batch]) for batch in batches]
+
+
+def append(db: Database, drafts: Sequence[Draft]) -> Stored:
+    """Store events by one statement, which is a transaction of its own unless one is open."""
+    return db.run("append", arguments(drafts))
+
+
+def arguments(drafts: Sequence[Draft]) -> tuple[str, bool, bool]:
+    """Return what the SQL function `append` takes."""
+    batch = orjson.dumps([_record(draft) for draft in drafts]).decode()
+    return (
+        batch,
+        any(draft.supplied for draft in drafts),
+        any(draft.delay is not None or draft.at is not None for draft in drafts),
+    )
+
+
+def events(drafts: Sequence[Draft], stored: Stored) -> list[Event | int]:
+    """Return the events just stored; in the place of one that its uid stood for already, that one's id."""
+    return [
+        _event(draft, event_id, at) if fresh else event_id
+        for draft, (event_id, fresh, at) in zip(drafts, stored, strict=True)
+    ]
+
+
+def _event(draft: Draft, event_id: int, now: int) -> Event:
+    due = due_micros(draft, now)
+    return event_from_draft(draft, event_id, from_micros(now), from_micros(due) if due > now else None)
+
+
+def _record(draft: Draft) -> dict[str, Any]:
+    record: dict[str, Any] = {"uid": draft.uid, "type": draft.type, "payload": draft.payload}
+    if draft.supplied:
+        record["chosen"] = True
+    if draft.tags:
+        record["tags"] = ",".join(draft.tags)
+    if draft.metadata != "{}":
+        record["metadata"] = draft.metadata
+    if draft.priority:
+        record["priority"] = draft.priority
+    record |= {name: value for name in _OPTIONAL if (value := getattr(draft, name)) is not None}
+    if draft.delay is not None:
+        record["delay"] = due_micros(draft, 0)
+    if draft.at is not None:
+        record["at"] = to_micros(draft.at)
+    return record
+
+
+def _copied(db: Database, drafts: Sequence[Draft], schema: str) -> Stored:
+    try:
+        db.begin()
+        stored: Stored = []
+        for start in range(0, len(drafts), BATCH):
+            stored += copy(db, drafts[start : start + BATCH], schema)
+        db.commit()
+    except BaseException:
+        db.rollback()
+        raise
+    return stored
+
+
+def copy(db: Database, drafts: Sequence[Draft], schema: str) -> Stored:
+    """Store events by COPY inside the transaction that is open."""
+    ids, now = db.run("reserve", (len(drafts),))[0]
+    kept = _sifted(db, drafts, ids) if any(draft.supplied for draft in drafts) else ids
+    moment = from_micros(now).isoformat()
+    lines = [
+        _line(draft, mine, moment) for draft, mine, theirs in zip(drafts, ids, kept, strict=True) if mine == theirs
+    ]
+    db.copy(f"COPY {schema}.events ({COLUMNS}) FROM STDIN", "".join(lines))
+    timed = any(draft.delay is not None or draft.at is not None for draft in drafts)
+    db.run("deliver", (ids, [due_micros(draft, now) for draft in drafts] if timed else [], now))
+    return [(theirs, mine == theirs, now) for mine, theirs in zip(ids, kept, strict=True)]
+
+
+def _sifted(db: Database, drafts: Sequence[Draft], ids: list[int]) -> list[int]:
+    return db.value(
+        "sift",
+        (
+            [draft.uid if draft.supplied else None for draft in drafts],
+            ids,
+            [draft.type for draft in drafts],
+            [draft.payload for draft in drafts],
+            [",".join(draft.tags) for draft in drafts],
+            [draft.key for draft in drafts],
+            [draft.title for draft in drafts],
+            [draft.description for draft in drafts],
+        ),
+    )
+
+
+def _line(draft: Draft, event_id: int, moment: str) -> str:
+    """Return a row in COPY's text format: tabs between columns, \\N for NULL, backslashes before what would mislead."""
+    uid, kind, payload, _, _, tags, key, title, description, metadata, _, _, priority, max_retries = draft
+    return (
+        f"{event_id}\t{uid.translate(_ESCAPES)}\t{kind.translate(_ESCAPES)}\t{','.join(tags).translate(_ESCAPES)}\t"
+        f"{_nullable(key)}\t{_nullable(title)}\t{_nullable(description)}\t{_escaped(payload)}\t{_escaped(metadata)}\t"
+        f"{moment}\t{priority}\t{_NULL if max_retries is None else max_retries}\n"
+    )
+
+
+def _nullable(text: str | None) -> str:
+    return _NULL if text is None else text.translate(_ESCAPES)
+
+
+def _escaped(text: str) -> str:
+    """Return JSON text, which has no control characters, for COPY."""
+    return text.replace("\\", "\\\\") if "\\" in text else text

@@ -1,0 +1,289 @@
+"""One connection to the bus's PostgreSQL database, made again when it breaks."""
+
+import re
+import select
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import count
+from typing import Any, Final, LiteralString, cast
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
+
+import psycopg
+from psycopg import conninfo, errors, pq
+from psycopg.types.numeric import Int8BinaryDumper
+
+from postbus.errors import (
+    InvalidEventError,
+    InvalidRequest,
+    PostbusError,
+    SchemaMismatch,
+    StoreUnavailable,
+    UnsafeStore,
+)
+from postbus.store.queries import load_queries
+from postbus.store.session import Row
+
+__all__ = ["Address", "Database", "localized", "translate", "translated"]
+
+SCHEMA: Final = re.compile(r"[a-z_][a-z0-9_]{0,47}")
+DEFAULTS: Final = {"application_name": "postbus", "connect_timeout": "10", "tcp_user_timeout": "15000"}
+PLANNER: Final = {"enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off", "jit": "off"}
+"""A claim or a settle is a few exact look-ups. A plan cached while the tables were small must not be a scan of them."""
+LIMITS: Final = {"statement_timeout": "60s", "lock_timeout": "10s", "idle_in_transaction_session_timeout": "5min"}
+FIRST_FETCH: Final = 100
+LONGEST_FETCH: Final = 2_000
+PREPARE_AFTER: Final = 2
+_cursors = count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where the database is, and the schema in it. Shows no secret, whoever prints it."""
+
+    shown: str
+    schema: str
+    pooled: bool
+    """Behind a transaction pooler: nothing may be kept in the session, and nothing prepared."""
+    _url: str
+
+    def __repr__(self) -> str:
+        """Return the address as it may be shown."""
+        return self.shown
+
+    @classmethod
+    def of(cls, url: str, *, pooled: bool = False) -> "Address":
+        """Read a `postgresql://` URL, in which `?schema=` may name another schema than postbus.
+
+        Raises InvalidRequest without repeating the URL, which may hold a password.
+        """
+        parts = urlsplit(url)
+        query = parse_qsl(parts.query, keep_blank_values=True)
+        schema = next((value for name, value in query if name == "schema"), "postbus")
+        if not SCHEMA.fullmatch(schema):
+            raise InvalidRequest("schema= in the URL must be a plain lower-case name")
+        rest = urlunsplit(parts._replace(query=urlencode([pair for pair in query if pair[0] != "schema"])))
+        try:
+            read = conninfo.conninfo_to_dict(rest)
+        except psycopg.Error:
+            raise InvalidRequest("this is not a PostgreSQL URL: postgresql://user@host:5432/database") from None
+        return cls(_shown(read, schema), schema, pooled, rest)
+
+    def connect(self) -> psycopg.Connection[Row]:
+        """Open a connection; raise StoreUnavailable."""
+        given = conninfo.conninfo_to_dict(self._url)
+        wanted = {**DEFAULTS, **{name: value for name, value in given.items() if value is not None}}
+        if not self.pooled:
+            settings = " ".join(f"-c {name}={value}" for name, value in {**PLANNER, **LIMITS}.items())
+            wanted["options"] = f"{settings} {given.get('options') or ''}"
+        try:
+            connection = psycopg.connect(
+                **cast("dict[str, Any]", wanted),
+                autocommit=True,
+                prepare_threshold=None if self.pooled else PREPARE_AFTER,
+                cursor_factory=psycopg.RawCursor,
+            )
+        except psycopg.Error as error:
+            raise translate(self.shown, error) from None
+        connection.adapters.register_dumper(int, Int8BinaryDumper)
+        return connection
+
+
+def _shown(read: Mapping[str, Any], schema: str) -> str:
+    """Return an address that leads there, without what is secret or of no interest."""
+    host, user, port = (str(read.get(name) or "") for name in ("host", "user", "port"))
+    is_socket = host.startswith("/")
+    extra = {"host": host} if is_socket else {}
+    extra |= {"schema": schema} if schema != "postbus" else {}
+    place = ("" if is_socket else host) + (f":{port}" if port else "")
+    query = f"?{urlencode(extra, safe='/')}" if extra else ""
+    return f"postgresql://{f'{quote(user)}@' if user else ''}{place}/{quote(str(read.get('dbname') or ''))}{query}"
+
+
+@lru_cache
+def localized(schema: str) -> dict[str, str]:
+    """Return the named statements for a schema."""
+    return {name: put_schema(sql, schema) for name, sql in load_queries("postbus.store.postgres").items()}
+
+
+def put_schema(sql: str, schema: str) -> str:
+    """Put a schema's name in the place of `postbus` in our own SQL."""
+    return sql if schema == "postbus" else re.sub(r"\bpostbus(?=\.)|(?<=')postbus(?=')", schema, sql)
+
+
+class Database:
+    """A connection with the bus's settings. Not for two threads at once; the committer or the pool sees to that."""
+
+    def __init__(self, address: Address, *, on_rollback: Callable[[], None] = lambda: None) -> None:
+        """Connect at the first use, and anew whenever the connection was lost."""
+        self._address = address
+        self._sql = localized(address.schema)
+        self._on_rollback = on_rollback
+        self._connection: psycopg.Connection[Row] | None = None
+        local = "".join(f"; SET LOCAL {name} = '{value}'" for name, value in {**PLANNER, **LIMITS}.items())
+        self._settings = local if address.pooled else ""
+
+    @property
+    def connection(self) -> psycopg.Connection[Row]:
+        """The open connection; one that was lost while idle is replaced."""
+        connection = self._connection
+        if connection is not None and not _is_lost(connection):
+            return connection
+        self.close()
+        self._connection = self._address.connect()
+        return self._connection
+
+    def ready(self) -> "Database":
+        """Connect, or connect anew if the connection was lost, before a statement outside any transaction."""
+        self.connection  # noqa: B018  the property does it
+        return self
+
+    def begin(self) -> None:
+        """Open a write transaction."""
+        self._begin("BEGIN ISOLATION LEVEL READ COMMITTED")
+
+    def _begin(self, statement: str) -> None:
+        sql = cast("LiteralString", statement + self._settings)
+        try:
+            self.connection.execute(sql)
+        except (psycopg.OperationalError, psycopg.InterfaceError):
+            # Nothing has been asked of it yet: one that broke unnoticed may be replaced without a word.
+            self.close()
+            self.connection.execute(sql)
+
+    @contextmanager
+    def snapshot(self) -> Generator[None]:
+        """Read as of one moment until the end of the block."""
+        self._begin("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        try:
+            yield
+        except BaseException:
+            self.rollback()
+            raise
+        self.commit()
+
+    def commit(self) -> None:
+        """Make the transaction durable; raise if it was lost, or if an error had spoilt it and COMMIT undoes it."""
+        if self._open().execute("COMMIT").statusmessage != "COMMIT":
+            raise psycopg.OperationalError("the transaction was rolled back")
+
+    def rollback(self) -> None:
+        """Undo the transaction, if one is open."""
+        self._on_rollback()
+        if self._connection is not None and not self._connection.closed:
+            with suppress(psycopg.Error):
+                if self.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                return
+            self.close()
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether a transaction is open."""
+        return self._connection is not None and (
+            self._connection.info.transaction_status != pq.TransactionStatus.IDLE and not self._connection.closed
+        )
+
+    def run(self, name: str, parameters: Sequence[Any] = ()) -> list[Row]:
+        """Run a named query and return its rows."""
+        return self.execute(self._sql[name], parameters)
+
+    def execute(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
+        """Run a statement with `$1` for its parameters and return its rows."""
+        cursor = self._open().execute(cast("LiteralString", sql), parameters or None)
+        return cursor.fetchall() if cursor.description else []
+
+    rows = run
+
+    def iterate(self, name: str, parameters: Sequence[Any] = ()) -> Iterator[Row]:
+        """Run a named query inside a transaction, fetching more and more at a time as the caller goes on."""
+        cursor = f"postbus_{next(_cursors)}"
+        self.execute(f"DECLARE {cursor} NO SCROLL CURSOR FOR {self._sql[name]}", parameters)
+        size = FIRST_FETCH
+        while rows := self.execute(f"FETCH {size} FROM {cursor}"):
+            yield from rows
+            size = min(2 * size, LONGEST_FETCH)
+
+    def value(self, name: str, parameters: Sequence[Any] = ()) -> Any:
+        """Run a named query and return the first column of its first row, or None."""
+        row = self._open().execute(cast("LiteralString", self._sql[name]), parameters or None).fetchone()
+        return None if row is None else row[0]
+
+    def many(self, name: str, parameters: Iterable[Sequence[Any]]) -> list[Row]:
+        """Run a named query once for each row of parameters, sent all at once; return all rows it yields."""
+        given = list(parameters)
+        found: list[Row] = []
+        if given:
+            cursor = self._open().cursor()
+            cursor.executemany(cast("LiteralString", self._sql[name]), given, returning=True)
+            found += cursor.fetchall() if cursor.description else []
+            while cursor.nextset():
+                found += cursor.fetchall() if cursor.description else []
+        return found
+
+    def count(self, name: str, parameters: Sequence[Any] = ()) -> int:
+        """Run a named statement and return how many rows it changed."""
+        return self._open().execute(cast("LiteralString", self._sql[name]), parameters or None).rowcount
+
+    def copy(self, statement: str, data: str) -> None:
+        """Send rows in COPY's text format."""
+        with self._open().cursor().copy(cast("LiteralString", statement)) as copy:
+            copy.write(data)
+
+    def _open(self) -> psycopg.Connection[Row]:
+        """Return the connection as it is: inside a transaction, one that was lost must not be replaced."""
+        if self._connection is None:
+            raise psycopg.OperationalError("the connection was lost")
+        return self._connection
+
+    def close(self) -> None:
+        """Close the connection; the next use opens another."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(psycopg.Error):
+                connection.close()
+
+
+def _is_lost(connection: psycopg.Connection[Row]) -> bool:
+    """Return whether an idle connection was closed from the other side: something to read then is its end."""
+    if connection.closed:
+        return True
+    try:
+        readable, _, _ = select.select([connection.fileno()], [], [], 0)
+        if readable:
+            connection.pgconn.consume_input()
+    except (psycopg.Error, OSError, ValueError):
+        return True
+    return connection.pgconn.status != pq.ConnStatus.OK
+
+
+@contextmanager
+def translated(shown: str) -> Generator[None]:
+    """Turn PostgreSQL's errors into postbus's for the length of a block."""
+    try:
+        yield
+    except psycopg.Error as error:
+        raise translate(shown, error) from error
+
+
+def translate(shown: str, error: psycopg.Error) -> PostbusError | psycopg.Error:
+    """Return the error postbus raises for one of PostgreSQL's: what happened where, and what to do."""
+    told = str(error).strip().partition("\n")[0]
+    match error:
+        case errors.InsufficientPrivilege():
+            return UnsafeStore(f"{shown}: {told}: see `postbus migrate --roles`")
+        case errors.UndefinedTable() | errors.UndefinedFunction() | errors.InvalidSchemaName():
+            return SchemaMismatch(f"{shown}: {told}: run `postbus migrate`")
+        case errors.DataCorrupted() | errors.IndexCorrupted():
+            return UnsafeStore(f"{shown} is damaged ({told}): restore it from a backup")
+        case errors.QueryCanceled() | errors.LockNotAvailable():
+            return StoreUnavailable(f"{shown}: waited too long ({told}); nothing was stored")
+        case errors.ReadOnlySqlTransaction():
+            return UnsafeStore(f"{shown} is read-only ({told}): connect to the primary")
+        case psycopg.OperationalError() | psycopg.InterfaceError():
+            return StoreUnavailable(f"{shown} cannot be used now ({told})")
+        case psycopg.Error(sqlstate="PB001" | "PB002"):
+            return InvalidEventError(told)
+        case _:
+            return error

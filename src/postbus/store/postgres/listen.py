@@ -1,0 +1,132 @@
+"""Wake-up across processes: a hint to look now, never relied upon.
+
+NOTIFY takes a lock of the whole cluster when it commits, so it is sent in a transaction of its own after the commit it
+tells of, with a constant payload, and at most once every few milliseconds.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final, LiteralString, cast
+
+import psycopg
+
+from postbus.loop import Loop
+from postbus.store.postgres.connection import Address, Database, translated
+from postbus.store.session import Row
+
+__all__ = ["Bell", "Listener", "Notifier"]
+
+APART: Final = 0.01
+WAIT: Final = 0.5
+PROBE_EVERY: Final = 10.0
+IDLE: Final = 3_600.0
+
+
+class Bell:
+    """A `Watch` that rings when this process or another has something to look at; polling covers what it misses."""
+
+    def __init__(self, on_close: Callable[["Bell"], None]) -> None:
+        """Begin silent."""
+        self._on_close = on_close
+        self._rung = threading.Event()
+
+    def wait(self, timeout: float) -> bool:
+        """Return True when rung since the last call, False after `timeout` seconds."""
+        rung = self._rung.wait(timeout)
+        self._rung.clear()
+        return rung
+
+    def wake(self) -> None:
+        """Make the present or the next `wait` return at once."""
+        self._rung.set()
+
+    def close(self) -> None:
+        """Ring no more."""
+        self._on_close(self)
+        self._rung.set()
+
+
+class Listener:
+    """Listens on a connection of its own, looks every few seconds whether that is still alive, and connects anew."""
+
+    def __init__(self, address: Address, ring: Callable[[], None]) -> None:
+        """Call `ring` for every notification, and once after each new connection: something may have been missed."""
+        self._address = address
+        self._ring = ring
+        self._connection: psycopg.Connection[Row] | None = None
+        self._probed = 0.0
+        self._loop = Loop("listen", self._turn)
+        self._loop.start()
+
+    def _turn(self) -> float:
+        with translated(self._address.shown):
+            try:
+                if self._connection is None:
+                    self._connection = self._listen()
+                    self._ring()
+                elif any(True for _ in self._connection.notifies(timeout=WAIT, stop_after=1)):
+                    self._ring()
+                self._probe(self._connection)
+            except psycopg.Error:
+                self._hang_up()
+                raise
+        return 0
+
+    def _listen(self) -> psycopg.Connection[Row]:
+        connection = self._address.connect()
+        connection.execute(cast("LiteralString", f"LISTEN {self._address.schema}"))
+        self._probed = time.monotonic()
+        return connection
+
+    def _probe(self, connection: psycopg.Connection[Row]) -> None:
+        """Ask for something now and then: a connection that died half-open would stay silent for ever."""
+        if time.monotonic() - self._probed > PROBE_EVERY:
+            connection.execute("SELECT 1")
+            self._probed = time.monotonic()
+
+    def _hang_up(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(psycopg.Error):
+                connection.close()
+
+    def close(self) -> None:
+        """Listen no more."""
+        if self._loop.stop(timeout=2 * WAIT):
+            self._hang_up()
+
+
+class Notifier:
+    """Tells other processes, soon after it is asked to, and once for many."""
+
+    def __init__(self, address: Address) -> None:
+        """Begin with nothing to tell."""
+        self._db = Database(address)
+        self._shown = address.shown
+        self._wanted = threading.Event()
+        self._told = 0.0
+        self._loop = Loop("notify", self._turn)
+        self._loop.start()
+
+    def tell(self) -> None:
+        """Have the others look."""
+        if not self._wanted.is_set():
+            self._wanted.set()
+            self._loop.wake()
+
+    def _turn(self) -> float:
+        if not self._wanted.is_set():
+            return IDLE
+        time.sleep(max(0.0, self._told + APART - time.monotonic()))
+        self._wanted.clear()
+        self._told = time.monotonic()
+        with translated(self._shown):
+            self._db.ready().run("notify")
+        return IDLE
+
+    def close(self) -> None:
+        """Tell nothing more."""
+        if self._loop.stop(timeout=1):
+            self._db.close()

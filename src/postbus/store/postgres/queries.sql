@@ -1,0 +1,383 @@
+-- Every statement of the PostgreSQL store, under the names the shared verbs use. Moments go in and out as microseconds.
+-- Arrays of ids come as JSON text ("[1,2]"), which becomes an array by its brackets.
+
+-- name: catalog
+-- Whether subscriptions have changed, the oldest transaction still open (see the table `routes`), the log's head, the
+-- database's time, and the routes that may be new since the last look.
+SELECT (SELECT value::bigint FROM postbus.meta WHERE key = 'catalog'),
+       pg_snapshot_xmin(pg_current_snapshot())::text::bigint,
+       coalesce(pg_sequence_last_value('postbus.events_id_seq'), 0),
+       postbus.micros(postbus.now()),
+       (SELECT coalesce(json_agg(json_build_array(id, subscription, priority, type, tags, solo))::text, '[]')
+          FROM postbus.routes WHERE xid >= $1);
+
+-- name: bump_catalog
+UPDATE postbus.meta SET value = value::bigint + 1 WHERE key = 'catalog';
+
+-- name: subscriptions
+SELECT name, mode, patterns::text, tags::text, paused, (extract(epoch FROM lease) * 1000000)::bigint, retry::text,
+       postbus.micros(created_at) FROM postbus.subscriptions ORDER BY name COLLATE "C";
+
+-- name: add_subscription
+INSERT INTO postbus.subscriptions (name, mode, patterns, tags, lease, retry, created_at)
+VALUES ($1, $2, $3, $4, $5::bigint * interval '1 microsecond', $6, postbus.at($7));
+
+-- name: set_interests
+UPDATE postbus.subscriptions SET patterns = $1, tags = $2 WHERE name = $3;
+
+-- name: set_paused
+UPDATE postbus.subscriptions SET paused = $1 WHERE name = $2;
+
+-- name: drop_subscription
+DELETE FROM postbus.subscriptions WHERE name = $1;
+
+-- name: add_route
+-- Perhaps another has registered it since; a second row does no harm.
+INSERT INTO postbus.routes (id, subscription, priority, type, tags, solo) VALUES ($1, $2, $3, $4, $5, $6);
+
+-- name: drop_unused_routes
+DELETE FROM postbus.routes AS r WHERE NOT EXISTS (SELECT 1 FROM postbus.deliveries AS d WHERE d.route = r.id);
+
+-- name: count_routes
+SELECT count(*) FROM postbus.routes;
+
+-- name: append
+SELECT event_id, fresh, stored_at FROM postbus.append($1, $2, $3);
+
+-- name: reserve
+SELECT postbus.reserve($1::integer), postbus.micros(postbus.now());
+
+-- name: sift
+SELECT postbus.sift($1::text[], $2::bigint[], ARRAY(
+    SELECT postbus.digest(g.type, g.payload, g.tags, g.key, g.title, g.description)
+      FROM unnest($3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[])
+      WITH ORDINALITY AS g (type, payload, tags, key, title, description, n) ORDER BY g.n));
+
+-- name: deliver
+SELECT postbus.deliver($1::bigint[], ARRAY(SELECT postbus.at(d) FROM unnest($2::bigint[]) WITH ORDINALITY AS u (d, n)
+                                            ORDER BY n), postbus.at($3));
+
+-- name: deliver_to
+-- What a new subscription wants of the log so far, some events at a time: (last id looked at, how many were taken).
+WITH looked AS MATERIALIZED (
+    SELECT id, type, tags, priority, max_retries, created_at FROM postbus.events WHERE id > $2 ORDER BY id LIMIT $3),
+wanted AS MATERIALIZED (
+    SELECT l.id, l.max_retries, l.created_at, l.type, postbus.sorted(l.tags) AS tags, l.priority,
+           postbus.route_id(s.name, l.priority, l.type, postbus.sorted(l.tags), false) AS route
+      FROM looked AS l JOIN postbus.subscriptions AS s
+        ON s.name = $1 AND postbus.wants(s.patterns, s.tags, l.type, l.tags)),
+registered AS (
+    INSERT INTO postbus.routes (id, subscription, priority, type, tags, solo)
+    SELECT DISTINCT w.route, $1, w.priority, w.type, w.tags, false FROM wanted AS w
+     WHERE (SELECT r.id FROM postbus.routes AS r WHERE r.id = w.route LIMIT 1) IS NULL),
+delivered AS (
+    INSERT INTO postbus.deliveries (event_id, subscription, route, due_at, ready_at, created_at, updated_at, max_retries)
+    SELECT w.id, $1, w.route, postbus.at($4), postbus.at($4), w.created_at, postbus.at($4), w.max_retries FROM wanted AS w)
+SELECT max(id) FROM looked;
+
+-- name: drop_old_uids
+DELETE FROM postbus.dedup WHERE uid = ANY (ARRAY(
+    SELECT uid FROM postbus.dedup WHERE created_at < postbus.at($1) ORDER BY created_at LIMIT $2));
+
+-- name: event
+SELECT id, uid, type, tags, key, title, description, payload::text, metadata::text, postbus.micros(created_at), priority,
+       max_retries, NULL
+  FROM postbus.events WHERE id = $1;
+
+-- name: events_by_id
+SELECT e.id, e.uid, e.type, e.tags, e.key, e.title, e.description, e.payload::text, e.metadata::text,
+       postbus.micros(e.created_at), e.priority, e.max_retries, NULL
+  FROM unnest(translate($1, '[]', '{}')::bigint[]) AS wanted (id)
+ CROSS JOIN LATERAL (SELECT v.id, v.uid, v.type, v.tags, v.key, v.title, v.description, v.payload, v.metadata, v.created_at,
+                            v.priority, v.max_retries FROM postbus.events AS v WHERE v.id = wanted.id OFFSET 0) AS e;
+
+-- name: due
+-- The candidates of each route are found before any is locked: how many of each route are among the first. Those are then
+-- taken route by route, passing over what another worker holds, so that workers never wait for each other and each gets
+-- as many as there are.
+WITH quota AS MATERIALIZED (
+    SELECT f.route, count(*) AS n
+      FROM (SELECT c.route FROM unnest(translate($1, '[]', '{}')::bigint[]) AS w (route)
+             CROSS JOIN LATERAL (SELECT d.route, d.due_at, d.event_id FROM postbus.deliveries AS d
+                                  WHERE d.route = w.route AND d.due_at <= postbus.at($2)
+                                  ORDER BY d.due_at, d.event_id LIMIT $3) AS c
+             ORDER BY c.due_at, c.event_id LIMIT $3) AS f
+     GROUP BY f.route)
+SELECT postbus.micros(t.due_at), t.event_id, t.state, t.attempt, t.retry_count
+  FROM quota AS q
+ CROSS JOIN LATERAL (SELECT d.due_at, d.event_id, d.state, d.attempt, d.retry_count FROM postbus.deliveries AS d
+                      WHERE d.route = q.route AND d.due_at <= postbus.at($2)
+                      ORDER BY d.due_at, d.event_id LIMIT q.n FOR UPDATE SKIP LOCKED) AS t
+ ORDER BY t.due_at, t.event_id;
+
+-- name: is_due
+SELECT 1 FROM postbus.deliveries WHERE route = $1 AND due_at <= postbus.at($2) LIMIT 1;
+
+-- name: next_due
+SELECT postbus.micros(due_at) FROM postbus.deliveries WHERE route = $1 AND due_at > postbus.at($2) ORDER BY due_at LIMIT 1;
+
+-- name: routes_with_due
+-- Hops from one route to the next one present in the index: the cost is the routes that hold something, not those
+-- ever registered.
+WITH RECURSIVE present (route) AS (
+    (SELECT d.route FROM postbus.deliveries AS d WHERE d.route > $1 AND d.due_at IS NOT NULL ORDER BY d.route LIMIT 1)
+    UNION ALL
+    SELECT (SELECT d.route FROM postbus.deliveries AS d WHERE d.route > present.route AND d.due_at IS NOT NULL
+             ORDER BY d.route LIMIT 1)
+      FROM present WHERE present.route IS NOT NULL)
+SELECT route FROM present
+ WHERE route IS NOT NULL
+   AND EXISTS (SELECT 1 FROM postbus.deliveries AS d WHERE d.route = present.route AND d.due_at <= postbus.at($2));
+
+-- name: draw_epochs
+SELECT (nextval('postbus.epochs') << 10) + $1 - 1;
+
+-- name: take
+-- Lease a batch and write its audit rows in one statement; the rows are locked, so every one is found.
+WITH taken AS (
+    UPDATE postbus.deliveries AS d
+       SET state = 1, tried = 1, due_at = postbus.at($3), epoch = $4 + t.n - 1, attempt = d.attempt + 1,
+           claimed_at = postbus.at($5), updated_at = postbus.at($5), worker_id = $6, owner = $7
+      FROM unnest(translate($1, '[]', '{}')::bigint[]) WITH ORDINALITY AS t (id, n)
+     WHERE d.event_id = t.id AND d.subscription = $2
+    RETURNING d.event_id, d.attempt, d.epoch)
+INSERT INTO postbus.event_log (event_id, subscription, action, created_at, status, attempt, epoch, worker_id)
+SELECT t.event_id, $2, 'PICKED', postbus.at($5), 'PROCESSING', t.attempt, t.epoch, $6 FROM taken AS t;
+
+-- name: log
+INSERT INTO postbus.event_log (event_id, subscription, action, created_at, status, attempt, epoch, worker_id, status_code,
+                               error_type, error_message, execution_time_ms)
+VALUES ($1, $2, $3, postbus.at($4), $5, $6, $7, $8, $9, $10, $11, $12);
+
+-- name: log_end
+INSERT INTO postbus.event_log (event_id, subscription, action, created_at, status, attempt, epoch, worker_id, status_code,
+                               error_type, error_message, execution_time_ms, type, tags, priority, event_created_at,
+                               ready_at, claimed_at, retry_count, errors)
+VALUES ($1, $2, $3, postbus.at($4), $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, postbus.at($16), postbus.at($17),
+        postbus.at($18), $19, $20);
+
+-- name: finish
+-- The epoch is the fence: a late worker removes no row.
+DELETE FROM postbus.deliveries WHERE event_id = $1 AND subscription = $2 AND epoch = $3;
+
+-- name: finish_all
+-- Everything that simply worked, in one statement: the epoch of each is the fence, and only what it lets through is logged.
+WITH gone AS (
+    DELETE FROM postbus.deliveries AS d
+     USING unnest($1::bigint[], $2::bigint[], $3::float8[]) AS t (event_id, epoch, took)
+     WHERE d.event_id = t.event_id AND d.subscription = $4 AND d.epoch = t.epoch AND d.epoch > 0 AND d.state IN (0, 1)
+    RETURNING d.event_id, d.route, d.attempt, d.epoch, d.created_at, d.ready_at, d.claimed_at, d.retry_count, d.errors,
+              t.took)
+INSERT INTO postbus.event_log (event_id, subscription, action, created_at, status, attempt, epoch, worker_id,
+                               execution_time_ms, type, tags, priority, event_created_at, ready_at, claimed_at,
+                               retry_count, errors)
+SELECT g.event_id, $4, 'COMPLETED', postbus.at($6), 'COMPLETED', g.attempt, g.epoch, $5, g.took, r.type, r.tags, r.priority,
+       g.created_at, g.ready_at, g.claimed_at, g.retry_count, g.errors
+  FROM gone AS g
+  LEFT JOIN LATERAL (SELECT v.type, v.tags, v.priority FROM postbus.routes AS v WHERE v.id = g.route LIMIT 1) AS r ON true
+RETURNING event_id;
+
+-- name: held
+-- What the fence lets through, for the outcomes that keep the row.
+SELECT event_id, subscription, route, state, postbus.micros(due_at), attempt, retry_count, max_retries, epoch, worker_id,
+       errors, postbus.micros(created_at), postbus.micros(ready_at), postbus.micros(claimed_at)
+  FROM postbus.deliveries
+ WHERE event_id = $1 AND subscription = $2 AND epoch = $3 AND epoch > 0 AND state IN (0, 1) FOR UPDATE;
+
+-- name: delivery
+SELECT event_id, subscription, route, state, postbus.micros(due_at), attempt, retry_count, max_retries, epoch, worker_id,
+       errors, postbus.micros(created_at), postbus.micros(ready_at), postbus.micros(claimed_at)
+  FROM postbus.deliveries WHERE event_id = $1 AND subscription = $2 FOR UPDATE;
+
+-- name: end_attempt
+-- A failed or expired attempt that will be followed by another.
+UPDATE postbus.deliveries
+   SET state = 0, tried = 0, route = $1, due_at = postbus.at($2), ready_at = postbus.at($3), updated_at = postbus.at($4),
+       epoch = $5, retry_count = $6, errors = $7
+ WHERE event_id = $8 AND subscription = $9 AND epoch = $10;
+
+-- name: bury
+UPDATE postbus.deliveries
+   SET state = 2, tried = 2, route = $1, due_at = NULL, updated_at = postbus.at($2), epoch = $3, retry_count = $4,
+       errors = $5, died_at = postbus.at($6)
+ WHERE event_id = $7 AND subscription = $8 AND epoch = $9;
+
+-- name: recorded
+-- Whether this very epoch has recorded an outcome before, and which.
+SELECT action, status FROM postbus.event_log
+ WHERE event_id = $1 AND subscription = $2 AND epoch = $3 AND action IN ('COMPLETED', 'COMPLETED_WITH_ERRORS', 'FAILED');
+
+-- name: extend
+UPDATE postbus.deliveries SET due_at = postbus.at($1), updated_at = postbus.at($2)
+ WHERE event_id = $3 AND subscription = $4 AND epoch = $5 AND state = 1
+RETURNING event_id, subscription, epoch;
+
+-- name: release
+UPDATE postbus.deliveries
+   SET state = 0, tried = 0, due_at = postbus.at($1), ready_at = postbus.at($2), updated_at = postbus.at($3), epoch = $4,
+       attempt = attempt - 1
+ WHERE event_id = $5 AND subscription = $6 AND epoch = $7 AND state = 1
+RETURNING event_id, subscription, attempt;
+
+-- name: make_due
+UPDATE postbus.deliveries
+   SET state = 0, tried = tried * 0, due_at = postbus.at($1), ready_at = postbus.at($2), updated_at = postbus.at($3), epoch = $4
+ WHERE event_id = $5 AND subscription = $6 AND epoch = $7;
+
+-- name: any_expired
+SELECT 1 FROM postbus.deliveries WHERE tried = 1 AND due_at <= postbus.at($1) LIMIT 1;
+
+-- name: expired_leases
+SELECT event_id, subscription, route, state, postbus.micros(due_at), attempt, retry_count, max_retries, epoch, worker_id,
+       errors, postbus.micros(created_at), postbus.micros(ready_at), postbus.micros(claimed_at)
+  FROM postbus.deliveries WHERE tried = 1 AND due_at <= postbus.at($1) LIMIT $2 FOR UPDATE SKIP LOCKED;
+
+-- name: leases_of
+SELECT event_id, subscription, route, state, postbus.micros(due_at), attempt, retry_count, max_retries, epoch, worker_id,
+       errors, postbus.micros(created_at), postbus.micros(ready_at), postbus.micros(claimed_at)
+  FROM postbus.deliveries WHERE tried = 1 AND owner = $1 LIMIT $2 FOR UPDATE SKIP LOCKED;
+
+-- name: lease_owners
+SELECT DISTINCT owner FROM postbus.deliveries WHERE tried = 1;
+
+-- name: tried_routes
+-- Routes with a delivery that is leased (1), or waiting for a retry (0).
+SELECT DISTINCT tried, route FROM postbus.deliveries WHERE tried IN (0, 1) AND subscription = $1;
+
+-- name: unfinished
+SELECT 1 FROM postbus.deliveries WHERE event_id = $1 AND subscription = $2 AND state IN (0, 1);
+
+-- name: deliveries_of
+SELECT subscription, state, postbus.micros(due_at), attempt, retry_count, postbus.micros(updated_at), worker_id, errors
+  FROM postbus.deliveries WHERE event_id = $1 ORDER BY subscription COLLATE "C";
+
+-- name: log_of
+SELECT id, event_id, subscription, action, postbus.micros(created_at), status, attempt, epoch, worker_id, status_code,
+       error_type, error_message, execution_time_ms
+  FROM postbus.event_log WHERE event_id = $1 ORDER BY id;
+
+-- name: ends_of
+-- How an event last stood in each subscription that has no delivery of it any more.
+SELECT subscription, action, status, attempt, retry_count, postbus.micros(created_at), worker_id, errors
+  FROM postbus.event_log WHERE event_id = $1 AND (status IS NOT NULL OR action = 'DISCARDED') ORDER BY id;
+
+-- name: events_below
+SELECT id FROM postbus.events WHERE id < $1 ORDER BY id DESC;
+
+-- name: pending_below
+SELECT event_id FROM postbus.deliveries WHERE event_id < $1 AND subscription = $2 AND state IN (0, 3) ORDER BY event_id DESC;
+
+-- name: tried_below
+-- Leased (1) or dead (2) ones: few rows, so they are sorted here.
+SELECT event_id FROM postbus.deliveries WHERE tried = $3 AND subscription = $2 AND event_id < $1 ORDER BY event_id DESC;
+
+-- name: completed_below
+-- A subscription deleted and made anew has its own deliveries: what the old one completed may be pending in the new.
+SELECT DISTINCT event_id FROM postbus.event_log AS l
+ WHERE subscription = $2 AND status = $3 AND status IN ('COMPLETED', 'COMPLETED_WITH_ERRORS') AND event_id < $1
+   AND NOT EXISTS (SELECT 1 FROM postbus.deliveries AS d WHERE d.event_id = l.event_id AND d.subscription = $2)
+ ORDER BY event_id DESC;
+
+-- name: dead
+-- Newest event first, straight off the index; the keyset is (created_at, event_id).
+SELECT event_id, subscription, postbus.micros(created_at) FROM postbus.deliveries
+ WHERE tried = 2 AND subscription = $1 AND (created_at, event_id) < (postbus.at(least($2, 253402300799000000)), $3)
+ ORDER BY created_at DESC, event_id DESC;
+
+-- name: count_dead
+SELECT count(*) FROM (SELECT 1 FROM postbus.deliveries WHERE tried = 2 AND subscription = $1 LIMIT $2) AS counted;
+
+-- name: dead_one
+SELECT event_id, subscription, route, attempt, errors, postbus.micros(died_at), postbus.micros(last_retry_at),
+       postbus.micros(created_at), epoch
+  FROM postbus.deliveries WHERE event_id = $1 AND subscription = $2 AND state = 2;
+
+-- name: dead_held
+SELECT event_id, subscription, route, attempt, errors, postbus.micros(died_at), postbus.micros(last_retry_at),
+       postbus.micros(created_at), epoch
+  FROM postbus.deliveries WHERE event_id = $1 AND subscription = $2 AND state = 2 FOR UPDATE;
+
+-- name: revive
+UPDATE postbus.deliveries
+   SET state = 0, tried = NULL, route = $1, due_at = postbus.at($2), ready_at = postbus.at($3), updated_at = postbus.at($4),
+       epoch = $5, attempt = 0, retry_count = 0, claimed_at = NULL, errors = NULL, died_at = NULL,
+       last_retry_at = postbus.at($6)
+ WHERE event_id = $7 AND subscription = $8 AND state = 2;
+
+-- name: drop_delivery
+DELETE FROM postbus.deliveries WHERE event_id = $1 AND subscription = $2;
+
+-- name: some_deliveries
+SELECT event_id, attempt, epoch, worker_id FROM postbus.deliveries
+ WHERE subscription = $1 AND event_id > $2 ORDER BY event_id LIMIT $3 FOR UPDATE;
+
+-- name: see_handler
+INSERT INTO postbus.handlers (id, name, subscription, pattern, tags, worker_id, owner, seen_at)
+VALUES ($1, $2, $3, $4, $5, $6, $7, postbus.at($8))
+ON CONFLICT (id) DO UPDATE SET seen_at = excluded.seen_at;
+
+-- name: forget_handler
+DELETE FROM postbus.handlers WHERE owner = $1 AND id = $2;
+
+-- name: forget_owner
+DELETE FROM postbus.handlers WHERE owner = $1;
+
+-- name: drop_old_handlers
+DELETE FROM postbus.handlers WHERE seen_at < postbus.at($1);
+
+-- name: handlers
+SELECT id, name, subscription, pattern, tags, worker_id, owner, postbus.micros(seen_at)
+  FROM postbus.handlers ORDER BY subscription COLLATE "C", pattern COLLATE "C", id COLLATE "C";
+
+-- name: breaker
+SELECT failures, postbus.micros(opened_at), postbus.micros(probe_until) FROM postbus.breakers WHERE name = $1;
+
+-- name: breaker_held
+SELECT failures, postbus.micros(opened_at), postbus.micros(probe_until) FROM postbus.breakers WHERE name = $1 FOR UPDATE;
+
+-- name: add_breaker
+INSERT INTO postbus.breakers (name, failures) VALUES ($1, 0) ON CONFLICT (name) DO NOTHING;
+
+-- name: set_breaker
+UPDATE postbus.breakers SET failures = $1, opened_at = postbus.at($2), probe_until = postbus.at($3) WHERE name = $4;
+
+-- name: count_events
+SELECT count(*) FROM postbus.events;
+
+-- name: depth
+SELECT subscription, state, coalesce(due_at <= postbus.at($1), false)::integer AS now, count(*), postbus.micros(min(due_at))
+  FROM postbus.deliveries GROUP BY 1, 2, 3;
+
+-- name: depth_by_route
+SELECT route, count(*) FROM postbus.deliveries WHERE state = 0 GROUP BY route;
+
+-- name: count_completed
+SELECT subscription, status, count(*) FROM postbus.event_log
+ WHERE status IN ('COMPLETED', 'COMPLETED_WITH_ERRORS') GROUP BY 1, 2;
+
+-- name: recent_actions
+-- Goes back from the newest row to the first that is too old: a rate must not read the whole log.
+SELECT action, count(*) FROM postbus.event_log
+ WHERE id > coalesce((SELECT id FROM postbus.event_log WHERE created_at <= postbus.at($1) ORDER BY id DESC LIMIT 1), 0)
+ GROUP BY 1;
+
+-- name: recent_events
+SELECT count(*) FROM postbus.events
+ WHERE id > coalesce((SELECT id FROM postbus.events WHERE created_at <= postbus.at($1) ORDER BY id DESC LIMIT 1), 0);
+
+-- name: store_bytes
+SELECT sum(pg_total_relation_size(c.oid))::bigint FROM pg_class AS c
+ WHERE c.relnamespace = 'postbus'::regnamespace AND c.relkind IN ('r', 'p');
+
+-- name: now
+SELECT postbus.micros(postbus.now());
+
+-- name: log_id
+SELECT value FROM postbus.meta WHERE key = 'log_id';
+
+-- name: try_shut_out
+-- Tried, never waited for: a waiting exclusive lock would have every publisher queue up behind it.
+SELECT pg_try_advisory_xact_lock(postbus.namespace('subscriptions') << 48);
+
+-- name: notify
+SELECT pg_notify('postbus', '');

@@ -1,0 +1,281 @@
+"""The store in a PostgreSQL database: many processes, one queue; publishers, claimers and settlers side by side."""
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final, TypeVar, cast
+
+from postbus.clock import from_micros
+from postbus.errors import StoreUnavailable, UnsafeStore
+from postbus.model import Event
+from postbus.payload import Draft
+from postbus.store.catalog import Catalog
+from postbus.store.committer import Committer
+from postbus.store.contract import Claim, Finding, Transaction, Watch
+from postbus.store.leases import Taken
+from postbus.store.liveness import Liveness
+from postbus.store.migrate import migrate
+from postbus.store.postgres import appending
+from postbus.store.postgres.connection import Address, Database, put_schema, translated
+from postbus.store.postgres.inspection import inspect
+from postbus.store.postgres.leases import PostgresLeases
+from postbus.store.postgres.listen import Bell, Listener, Notifier
+from postbus.store.queries import load_migrations
+from postbus.store.reading import Reading
+from postbus.store.records import decoding, moment
+from postbus.store.session import Session
+from postbus.store.sql import SqlStore
+
+__all__ = ["PostgresStore"]
+
+R = TypeVar("R")
+MAX_IDLE: Final = 8
+MAX_CLAIM: Final = 1_000
+BACKFILL: Final = 5_000
+PATIENCE: Final = 30.0
+OLDEST_SERVER: Final = 14
+
+
+class PostgresStore(SqlStore):
+    """A `Store` in a schema of a PostgreSQL database. Safe to use from many threads, processes and hosts.
+
+    Publishing, claiming and settling each have a connection, so that none waits for another; reading takes one from a
+    pool. Only the database's clock decides.
+    """
+
+    def __init__(
+        self, url: str, *, auto_migrate: bool = True, direct_url: str | None = None, listen: bool = True
+    ) -> None:
+        """Open the database, migrating it if allowed; raise UnsafeStore, SchemaMismatch, StoreUnavailable.
+
+        `direct_url` says that `url` leads to a transaction pooler, and where the database itself is: listening needs
+        that. Without `listen`, others' events are noticed by polling only.
+        """
+        self._address = Address.of(url, pooled=direct_url is not None)
+        self._direct = replace(Address.of(direct_url), schema=self._address.schema) if direct_url else self._address
+        with translated(self._address.shown):
+            log_id = self._prepare(auto_migrate=auto_migrate)
+        super().__init__(Liveness(Path(tempfile.gettempdir()) / f"postbus-{os.getuid()}" / log_id))
+        self._idle: list[tuple[Database, Catalog]] = []
+        self._catalogs: dict[int, Catalog] = {}
+        publisher = Database(self._address)
+        self._publisher = Committer(publisher, lambda batches: self._append_all(publisher, batches))
+        self._claimer = self._committer()
+        self._settler = self._committer()
+        self._listens = listen
+        self._listener: Listener | None = None
+        self._notifier: Notifier | None = None
+
+    def _prepare(self, *, auto_migrate: bool) -> str:
+        db = Database(self._direct).ready()
+        try:
+            _require_safe(db)
+            migrate(_Schema(db, self._address.schema), allowed=auto_migrate)
+            return db.value("log_id")
+        finally:
+            db.close()
+
+    def _committer(self) -> Committer[Database]:
+        catalog = Catalog()
+        db = Database(self._address, on_rollback=catalog.forget)
+        self._catalogs[id(db)] = catalog
+        return Committer(db)
+
+    @property
+    def url(self) -> str:
+        return self._address.shown
+
+    def now(self) -> datetime:
+        with self._connection() as (db, _):
+            return from_micros(db.value("now"))
+
+    def close(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            idle, watches = self._idle, list(self._watches)
+        for watch in watches:
+            watch.close()
+        for part in (self._listener, self._notifier):
+            if part is not None:
+                part.close()
+        for db, _ in idle:
+            db.close()
+        for committer in (self._publisher, self._claimer, self._settler):
+            with committer.hold() as db:
+                db.close()
+
+    # ── publishing ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def publish(self, drafts: Sequence[Draft]) -> list[Event]:
+        self._usable()
+        if not drafts:
+            return []
+        with translated(self.url):
+            stored = self._publisher.run(cast("Any", drafts))
+        self._wake()
+        return self._filled(stored)
+
+    def _append_all(self, db: Database, batches: list[Sequence[Draft]]) -> list[Any]:
+        return appending.append_all(db.ready(), batches, self._address.schema)
+
+    def _filled(self, stored: list[Event | int]) -> list[Event]:
+        """Put the events that uids stood for already in the places that hold only their ids."""
+        return [each if isinstance(each, Event) else self.get(each, "default") for each in stored]
+
+    @contextmanager
+    def transaction(self) -> Generator[Transaction]:
+        raise NotImplementedError
+        yield
+
+    def _backfill(self, session: Session, name: str, after: int) -> None:
+        last: int | None = after
+        while last is not None:
+            last = session.db.value("deliver_to", (name, last, BACKFILL, session.now))
+
+    # ── claiming ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _leases(self, session: Session) -> PostgresLeases:
+        return PostgresLeases(session)
+
+    def _claim(self, claim: Claim) -> tuple[list[Taken], bool, datetime | None]:
+        wanted = replace(claim, limit=min(claim.limit, MAX_CLAIM))
+
+        def take(session: Session) -> tuple[list[Taken], bool, datetime | None]:
+            taken, suspects = self._leases(session).claim(wanted)
+            if taken or session.catalog.subscription(claim.subscription).paused:
+                return taken, suspects, None
+            selection = session.catalog.select(claim.subscription, claim.interests, claim.blocked)
+            return taken, suspects, moment(Reading(session).next_due(selection))
+
+        return self._run(self._claimer, take)
+
+    # ── watching and looking after ───────────────────────────────────────────────────────────────────────────────
+
+    def watch(self) -> Watch:
+        bell = Bell(self._unwatch)
+        with self._lock:
+            self._watches.append(bell)
+            if self._listens and self._listener is None:
+                self._listener = Listener(self._direct, self._ring)
+        return bell
+
+    def _ring(self) -> None:
+        super()._wake()
+
+    def _wake(self) -> None:
+        self._ring()
+        if self._listens:
+            if self._notifier is None:
+                with self._lock:
+                    self._notifier = self._notifier or Notifier(self._address)
+            self._notifier.tell()
+
+    def inspect(self, *, deep: bool) -> tuple[Finding, ...]:
+        with self._connection() as (db, _):
+            return inspect(db, deep=deep)
+
+    # ── connections ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _write(self, operation: Callable[[Session], R]) -> R:
+        return self._run(self._settler, operation)
+
+    def _run(self, committer: Committer[Database], operation: Callable[[Session], R]) -> R:
+        self._usable()
+        with translated(self.url):
+            return committer.run(lambda db: operation(self._session(db, self._catalogs[id(db)])))
+
+    def _session(self, db: Database, catalog: Catalog) -> Session:
+        catalog.refresh(db)
+        return Session(db, catalog, catalog.now)
+
+    def _shut_out(self, operation: Callable[[Session], R]) -> R:
+        """Run an operation while no publish is under way, waiting for those that are, and making none wait for us."""
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            result = self._write(lambda session: (operation(session),) if session.db.value("try_shut_out") else None)
+            if result is not None:
+                return result[0]
+            if time.monotonic() > deadline:
+                raise StoreUnavailable(
+                    f"{self.url}: transactions that publish have been open for {PATIENCE:.0f} s: `postbus doctor` names them"
+                )
+            time.sleep(0.02)
+
+    @contextmanager
+    def _read(self) -> Generator[Session]:
+        with self._connection() as (db, catalog), decoding(), db.snapshot():
+            yield self._session(db, catalog)
+
+    @contextmanager
+    def _connection(self) -> Generator[tuple[Database, Catalog]]:
+        """Take a connection from the pool; one that an error has made doubtful does not go back."""
+        self._usable()
+        with self._lock:
+            idle = self._idle.pop() if self._idle else None
+        if idle is None:
+            catalog = Catalog()
+            idle = Database(self._address, on_rollback=catalog.forget), catalog
+        try:
+            with translated(self.url):
+                idle[0].ready()
+                yield idle
+        finally:
+            with self._lock:
+                keep = not self._closed and len(self._idle) < MAX_IDLE and not idle[0].in_transaction
+                if keep:
+                    self._idle.append(idle)
+            if not keep:
+                idle[0].close()
+
+
+class _Schema:
+    """The schema as something to migrate; processes that start at once take turns."""
+
+    def __init__(self, db: Database, schema: str) -> None:
+        self.migrations = load_migrations("postbus.store.postgres")
+        self._db = db
+        self._schema = schema
+
+    def version(self) -> int:
+        if not self._db.execute("SELECT to_regclass($1)", (f"{self._schema}.meta",))[0][0]:
+            return 0
+        sql = put_schema("SELECT value::integer FROM postbus.meta WHERE key = 'schema_version'", self._schema)
+        return self._db.execute(sql)[0][0]
+
+    def apply(self, number: int, sql: str) -> None:
+        db = self._db
+        try:
+            db.begin()
+            db.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 7))", (f"postbus migrates {self._schema}",))
+            if self.version() == number - 1:
+                db.execute(f"CREATE SCHEMA IF NOT EXISTS {self._schema}")
+                db.execute(put_schema(sql, self._schema))
+                done = put_schema("UPDATE postbus.meta SET value = $1 WHERE key = 'schema_version'", self._schema)
+                db.execute(done, (str(number),))
+            db.commit()
+        except BaseException:
+            db.rollback()
+            raise
+
+
+def _require_safe(db: Database) -> None:
+    """Raise UnsafeStore for a server that is too old, a standby, or set to forget what it has acknowledged."""
+    version, standby, fsync, pages = db.execute(
+        "SELECT current_setting('server_version_num')::integer / 10000, pg_is_in_recovery(), current_setting('fsync'), "
+        "current_setting('full_page_writes')"
+    )[0]
+    if version < OLDEST_SERVER:
+        raise UnsafeStore(f"PostgreSQL {version} is too old: postbus needs {OLDEST_SERVER} or newer")
+    if standby:
+        raise UnsafeStore("this is a standby, which shows neither pins nor the newest events: connect to the primary")
+    if (fsync, pages) != ("on", "on"):
+        raise UnsafeStore(
+            f"fsync={fsync}, full_page_writes={pages}: a crash could lose acknowledged events; turn both on"
+        )

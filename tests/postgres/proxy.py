@@ -1,0 +1,144 @@
+"""A door before the server that can be slammed: a small TCP proxy that cuts connections at a chosen moment."""
+
+import contextlib
+import re
+import socket
+import threading
+from collections.abc import Callable
+from enum import Enum
+from pathlib import Path
+from typing import Final
+
+__all__ = ["Cut", "Proxy"]
+
+CHUNK: Final = 65_536
+
+
+class Cut(Enum):
+    """When a connection is cut, as seen from the request that ends a transaction."""
+
+    BEFORE = "the server never gets it"
+    DURING = "the server gets it, and both sides are cut at once"
+    AFTER = "the server has answered, and the client never hears it"
+
+
+class Proxy:
+    """Passes bytes between clients and one server, until it is armed."""
+
+    def __init__(self, server: Path) -> None:
+        """Stand before the server that listens on this socket."""
+        self._server = server
+        self._lock = threading.Lock()
+        self._armed: tuple[Cut, re.Pattern[bytes]] | None = None
+        self._fired = threading.Event()
+        self._links: set[socket.socket] = set()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.cuts = 0
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def url(self, behind: str) -> str:
+        """Return the address that leads through here to a database, given its own."""
+        database = behind.partition("?")[0].rpartition("/")[2]
+        return f"postgresql://postgres@127.0.0.1:{self._listener.getsockname()[1]}/{database}"
+
+    def cut(self, when: Cut, request: str) -> None:
+        """Cut the next connection whose client sends something like `request`."""
+        with self._lock:
+            self._fired.clear()
+            self._armed = (when, re.compile(request.encode()))
+
+    def wait(self, seconds: float) -> bool:
+        """Return whether the cut has happened, within so long."""
+        return self._fired.wait(seconds)
+
+    def cut_all(self) -> None:
+        """Cut every connection there is."""
+        with self._lock:
+            links = tuple(self._links)
+        for link in links:
+            _shut(link)
+
+    def close(self) -> None:
+        """Take no more connections, and cut those there are."""
+        _shut(self._listener)
+        self._listener.close()
+        self.cut_all()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        upstream = socket.socket(socket.AF_UNIX)
+        link = _Link(client, upstream)
+        try:
+            upstream.connect(str(self._server))
+            with self._lock:
+                self._links |= {client, upstream}
+            back = threading.Thread(target=link.pump, args=(upstream, client, link.answer), daemon=True)
+            back.start()
+            link.pump(client, upstream, lambda data: self._request(link, data))
+            back.join()
+        except OSError:
+            pass  # no server behind the door: the client is hung up on
+        finally:
+            with self._lock:
+                self._links -= {client, upstream}
+            client.close()
+            upstream.close()
+
+    def _request(self, link: "_Link", data: bytes) -> bytes | None:
+        with self._lock:
+            if self._armed is None or not self._armed[1].search(data):
+                return data
+            when, self._armed = self._armed[0], None
+            self.cuts += 1
+        match when:
+            case Cut.BEFORE:
+                link.close()
+            case Cut.DURING:
+                link.upstream.sendall(data)
+                link.close()
+            case Cut.AFTER:
+                link.deaf = True
+                link.upstream.sendall(data)
+                link.answered.wait(10)
+                link.close()
+        self._fired.set()
+        return None
+
+
+class _Link:
+    """A client, the server, and what goes between them."""
+
+    def __init__(self, client: socket.socket, upstream: socket.socket) -> None:
+        self.client = client
+        self.upstream = upstream
+        self.deaf = False
+        self.answered = threading.Event()
+
+    def answer(self, data: bytes) -> bytes | None:
+        """Let the client hear the server, unless it is to hear nothing any more."""
+        if not self.deaf:
+            return data
+        self.answered.set()
+        return None
+
+    def pump(self, source: socket.socket, target: socket.socket, through: Callable[[bytes], bytes | None]) -> None:
+        """Pass on what comes, until one side is gone."""
+        with contextlib.suppress(OSError):
+            while (data := source.recv(CHUNK)) and (passed := through(data)) is not None:
+                target.sendall(passed)
+        self.close()
+
+    def close(self) -> None:
+        """Cut both sides."""
+        _shut(self.client)
+        _shut(self.upstream)
+
+
+def _shut(link: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        link.shutdown(socket.SHUT_RDWR)

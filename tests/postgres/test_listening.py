@@ -1,0 +1,107 @@
+"""NOTIFY is a hint: with it events are noticed at once, without it within the poll interval."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from postbus import Event, EventBus
+from tests.postgres.server import query
+
+POLL = 2.0
+LISTENERS = """
+    SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND query ILIKE 'LISTEN%' ORDER BY pid
+"""
+Eventually = Callable[..., Any]
+
+
+class Worker:
+    """A bus that handles, and tells how long after its publishing an event was handled."""
+
+    def __init__(self, url: str, **options: Any) -> None:
+        """Start it; `publish` goes through another bus, as from another process."""
+        self.bus = EventBus(url, poll_interval=POLL, **options)
+        self.publisher = EventBus(url, **options)
+        self._handled = threading.Event()
+        self.bus.subscribe("*", self._handle)
+        self.bus.start()
+
+    def _handle(self, _: Event) -> None:
+        self._handled.set()
+
+    def latency(self) -> float:
+        """Publish, and return how long it took until the handler ran."""
+        self._handled.clear()
+        began = time.monotonic()
+        self.publisher.publish("a")
+        assert self._handled.wait(30), "it was never handled"
+        return time.monotonic() - began
+
+    def close(self) -> None:
+        """Shut both down."""
+        self.bus.shutdown(timeout=5)
+        self.publisher.shutdown(timeout=5)
+
+
+@pytest.fixture
+def make_worker(url: str) -> Iterator[Callable[..., Worker]]:
+    """Give a function that starts a worker."""
+    made: list[Worker] = []
+
+    def make(**options: Any) -> Worker:
+        made.append(Worker(url, **options))
+        return made[-1]
+
+    yield make
+    for worker in made:
+        worker.close()
+
+
+def listeners(url: str) -> list[int]:
+    """Return the backends that listen."""
+    return [pid for (pid,) in query(url, LISTENERS)]
+
+
+def test_an_event_published_elsewhere_is_noticed_at_once(
+    url: str, make_worker: Callable[..., Worker], eventually: Eventually
+):
+    """Long before the poll interval is over (S3.12)."""
+    worker = make_worker()
+    eventually(lambda: listeners(url))
+    worker.latency()
+    assert sorted(worker.latency() for _ in range(9))[4] < POLL / 4
+
+
+def test_a_listener_that_was_killed_comes_back(url: str, make_worker: Callable[..., Worker], eventually: Eventually):
+    """Meanwhile events come within the poll interval, afterwards at once again (S3.12, I10)."""
+    worker = make_worker()
+    (killed,) = eventually(lambda: listeners(url))
+    query(url, "SELECT pg_terminate_backend(%s)", killed)
+    assert worker.latency() < POLL + 1
+    (again,) = eventually(lambda: [pid for pid in listeners(url) if pid != killed])
+    assert again != killed
+    eventually(lambda: worker.latency() < POLL / 4)
+
+
+def test_every_backend_killed_at_once_is_survived(url: str, make_worker: Callable[..., Worker], eventually: Eventually):
+    """Claimer, settler and listener connect anew; the next event is handled (S4.10, I10)."""
+    worker = make_worker()
+    worker.latency()
+    query(
+        url,
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+        " WHERE datname = current_database() AND pid <> pg_backend_pid()",
+    )
+    worker.publisher.shutdown()
+    worker.publisher = EventBus(url)
+    assert worker.latency() < 2 * POLL + 2
+
+
+def test_without_listening_events_come_by_polling(url: str, make_worker: Callable[..., Worker]):
+    """`listen=False` opens no listener, sends nothing, and is only slower (S3.12)."""
+    worker = make_worker(listen=False)
+    worker.latency()
+    assert worker.latency() < POLL + 1
+    assert listeners(url) == []

@@ -1,0 +1,181 @@
+"""Ids are drawn in one order and committed in another: whoever follows the log by its pins misses nothing all the same."""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from postbus.store import Store, open_store
+from tests.conftest import Crew
+from tests.postgres.server import query
+from tests.postgres.writers import Reader, Writers, insert
+
+Connect = Callable[..., psycopg.Connection[Any]]
+SECONDS = [4, pytest.param(30, marks=pytest.mark.slow)]
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[Store]:
+    """Give an open store."""
+    store = open_store(url)
+    yield store
+    store.close()
+
+
+def follow(
+    url: str, connection: psycopg.Connection[Any], seconds: float, store: Store | None
+) -> tuple[Reader, Writers]:
+    """Follow the log for so long while eight write to it, then to its end."""
+    crew, writers, reader = Crew(), Writers(url, store), Reader(connection)
+    for number in range(8):
+        crew.start(lambda number=number: writers(number))
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        reader.turn()
+    writers.stop()
+    crew.join(30)
+    reader.turn()
+    return reader, writers
+
+
+@pytest.mark.parametrize("seconds", SECONDS)
+@pytest.mark.parametrize("held", [False, True], ids=["alone", "beside a long write"])
+def test_a_reader_by_pins_misses_nothing(
+    url: str,
+    connect: Connect,
+    store: Store,
+    seconds: float,
+    held: bool,
+    capsys: pytest.CaptureFixture[str],  # noqa: FBT001
+):
+    """Late commits, rollbacks, savepoints, COPY, prepared transactions: missed 0, in order (S3.13, I5)."""
+    if held:
+        other = connect(autocommit=False)
+        other.execute("CREATE TABLE public.elsewhere (x integer)")
+    reader, writers = follow(url, connect(), seconds, store)
+    stored = [each for (each,) in query(url, "SELECT id FROM events ORDER BY id")]
+    with capsys.disabled():
+        print(f"\n{len(reader.seen)} of {len(stored)} seen in {seconds} s")  # noqa: T201  the figures of the trial
+    assert reader.seen == stored
+    assert len(stored) > 100 * seconds
+    assert len(writers.done) == 8, "not every way of writing had its turn"
+
+
+def test_without_the_pins_the_same_reader_misses_many(url: str, connect: Connect):
+    """With the trigger dropped the same trial goes red, so it can see a loss when there is one (S3.13, I5)."""
+    query(url, "DROP TRIGGER pin ON events")
+    reader, _ = follow(url, connect(), 4, None)
+    stored = {each for (each,) in query(url, "SELECT id FROM events")}
+    assert len(stored - set(reader.seen)) > 50
+
+
+def test_a_trigger_that_a_replica_skips_would_not_do(url: str, connect: Connect):
+    """A write in replica mode is pinned as well: the trigger is enabled always (S3.13, I5)."""
+    writer, reader = connect(autocommit=False), Reader(connect())
+    writer.execute("SET session_replication_role = replica")
+    first = insert(writer)
+    insert(connect())
+    assert reader.turn() < first
+    writer.commit()
+    reader.turn()
+    assert reader.seen == [first, first + 1]
+
+
+def test_the_head_stands_still_for_an_open_publish_and_goes_on_after_it(url: str, connect: Connect):
+    """What commits beside an open transaction waits for it; what commits before it began does not (I5)."""
+    slow, quick, reader = connect(autocommit=False), connect(), Reader(connect())
+    before = insert(quick)
+    held = insert(slow)
+    after = insert(quick)
+    assert (reader.turn(), reader.seen) == (before, [before])
+    slow.rollback()
+    assert (reader.turn(), reader.seen) == (after, [before, after])
+    assert held == after - 1
+
+
+def test_a_savepoint_taken_back_gives_its_pin_back_and_takes_a_new_one(url: str, connect: Connect):
+    """Lock and memory of it go together, so that the next insert of the transaction pins again (I5)."""
+    writer, quick, reader = connect(autocommit=False), connect(), Reader(connect())
+    writer.execute("SAVEPOINT s")
+    insert(writer)
+    writer.execute("ROLLBACK TO SAVEPOINT s")
+    free = insert(quick)
+    assert reader.turn() == free
+    insert(writer)
+    insert(quick)
+    assert reader.turn() == free
+    writer.commit()
+    reader.turn()
+    assert reader.seen == [free, free + 1, free + 2]
+
+
+def test_a_prepared_transaction_holds_readers_until_it_ends(url: str, connect: Connect):
+    """Its session is gone, its pin is not (I5)."""
+    writer, quick, reader = connect(autocommit=False), connect(), Reader(connect())
+    transaction = writer.xid(1, "held", "test")
+    writer.tpc_begin(transaction)
+    held = insert(writer)
+    writer.tpc_prepare()
+    writer.close()
+    insert(quick)
+    assert (reader.turn(), reader.seen) == (held - 1, [])
+    quick.execute("COMMIT PREPARED '1_aGVsZA==_dGVzdA=='")
+    reader.turn()
+    assert reader.seen == [held, held + 1]
+
+
+def test_thousands_of_publishes_in_one_transaction_need_one_pin(url: str, connect: Connect):
+    """The lock table has room for a few thousand locks of all sessions together (S3.13)."""
+    writer = connect(autocommit=False)
+    for _ in range(5_000):
+        insert(writer)
+    assert query(url, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1") == [(1,)]
+    writer.commit()
+
+
+def test_an_unrelated_write_held_open_delays_no_reader(url: str, connect: Connect):
+    """Neither in this database nor by a snapshot: an event committed now is read now (S3.13, I5)."""
+    other, reader = connect(autocommit=False), Reader(connect())
+    other.execute("CREATE TABLE public.elsewhere (x integer)")
+    other.execute("INSERT INTO public.elsewhere VALUES (1)")
+    for _ in range(10):
+        event_id = insert(connect())
+        assert reader.turn() == event_id
+        assert reader.seen[-1] == event_id
+
+
+def test_the_pins_of_the_audit_log_are_its_own(url: str, connect: Connect):
+    """An open publish holds back followers of events, not those of the audit log (I5)."""
+    writer = connect(autocommit=False)
+    insert(writer)
+    query(url, "INSERT INTO event_log (event_id, subscription, action, created_at) VALUES (1, 's', 'PICKED', now())")
+    assert query(url, "SELECT head('events'), head('event_log')") == [(0, 1)]
+
+
+def test_doctor_names_who_holds_followers_back(url: str, store: Store, connect: Connect):
+    """By pid, application and age, with the command that would end it (S3.13)."""
+    holder = connect(autocommit=False, application_name="forgotten-shell")
+    insert(holder)
+    findings = [each for each in store.inspect(deep=False) if not each.ok]
+    (finding,) = [each for each in findings if str(holder.info.backend_pid) in each.message]
+    assert "forgotten-shell" in finding.message
+    assert finding.remedy is not None
+    assert f"pg_terminate_backend({holder.info.backend_pid})" in finding.remedy
+    holder.rollback()
+    assert [each for each in store.inspect(deep=False) if str(holder.info.backend_pid) in each.message] == []
+
+
+def test_doctor_names_a_prepared_transaction_that_holds_followers_back(url: str, store: Store, connect: Connect):
+    """It has no pid: the finding says how to end it all the same (S3.13)."""
+    holder = connect(autocommit=False)
+    holder.tpc_begin(holder.xid(1, "held", "test"))
+    insert(holder)
+    holder.tpc_prepare()
+    holder.close()
+    findings = [each for each in store.inspect(deep=False) if not each.ok]
+    (finding,) = [each for each in findings if "prepared" in each.message]
+    assert finding.remedy is not None
+    assert "ROLLBACK PREPARED" in finding.remedy
+    query(url, "ROLLBACK PREPARED '1_aGVsZA==_dGVzdA=='")

@@ -1,0 +1,234 @@
+"""The server crashes, connections break in the midst of a commit: nothing is lost, nothing is stored twice."""
+
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from postbus import EventBus, StoreUnavailable
+from tests.conftest import Crew
+from tests.crash.processes import Child, Trial, until
+from tests.postgres.proxy import Cut, Proxy
+from tests.postgres.server import Server, query
+
+COMMIT = "COMMIT"
+SOON = 10
+"""Within so many seconds of the server everybody is at work again."""
+OPTIONS = {"lease": 3, "prefetch": 20, "poll_interval": 0.5}
+MANY = 1_000_000
+
+
+@pytest.fixture
+def trial(url: str, tmp_path: Path) -> Iterator[Trial]:
+    """Give a trial on a database of its own."""
+    trial = Trial(tmp_path, url)
+    yield trial
+    trial.close()
+
+
+@pytest.fixture
+def proxy(server: Server) -> Iterator[Proxy]:
+    """Give a door before the server."""
+    proxy = Proxy(server.socket)
+    yield proxy
+    proxy.close()
+
+
+@pytest.fixture
+def bus(url: str, proxy: Proxy) -> Iterator[EventBus]:
+    """Give a bus behind the door."""
+    bus = EventBus(proxy.url(url), poll_interval=0.2)
+    yield bus
+    bus.shutdown(timeout=5)
+
+
+def crew(trial: Trial, url: str) -> list[Child]:
+    """Start two publishers, who ask again by uid what they got no answer to, and two workers."""
+    made = [
+        trial.start(role, name=f"{role}-{number}", url=url, stubborn=True, count=MANY, pace=0.002, options=OPTIONS)
+        for role in ("publish", "work")
+        for number in range(2)
+    ]
+    for each in made:
+        each.hear()
+    return made
+
+
+def progress(trial: Trial) -> Callable[[], bool]:
+    """Return what tells that both publishers have been acknowledged, and workers have worked, since now."""
+    files = [*(trial.folder / f"journal-publish-{number}" for number in range(2)), trial.executions_file]
+
+    def sizes() -> list[int]:
+        return [file.stat().st_size if file.exists() else 0 for file in files]
+
+    # A publisher that waits writes one line ("try") and then none: more than a line is an answer.
+    enough = [size + 200 for size in sizes()]
+    return lambda: all(now > then for now, then in zip(sizes(), enough, strict=True))
+
+
+def finish(trial: Trial, made: list[Child]) -> None:
+    """End the crew in good order and drain what is left; nobody may have died of what happened."""
+    for each in made:
+        assert not each.ended(), each.errors()
+    for each in made[:2]:
+        each.kill()
+    for each in made[2:]:
+        each.kill(15)
+    trial.run("drain", options=OPTIONS)
+
+
+def report(trial: Trial, capsys: pytest.CaptureFixture[str], what: str, slowest: float) -> None:
+    """Print the figures of the trial."""
+    database = trial.database()
+    with capsys.disabled():
+        print(  # noqa: T201  the figures are what a trial is for
+            f"\n{what}: {len(trial.journal().acknowledged)} acknowledged, {len(database.events)} stored, "
+            f"{len(trial.logged('publish_refused'))} asked again, "
+            f"{sum(row.action == 'EXPIRED' for row in database.audit)} expiries, back after {slowest:.1f} s at most"
+        )
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("times", [2, pytest.param(20, marks=pytest.mark.slow)])
+def test_a_server_that_crashes_under_load_loses_and_doubles_nothing(
+    server: Server, trial: Trial, times: int, capsys: pytest.CaptureFixture[str]
+):
+    """Immediate stop and start: lost 0, copies 0, all at work again within 10 s by themselves (S4.10, I1, I2, I3)."""
+    chance = random.Random(f"restarts {times}")
+    made = crew(trial, trial.url)
+    slowest = 0.0
+    for _ in range(times):
+        until(progress(trial), "the crew is at work")
+        server.stop("immediate")
+        try:
+            threading.Event().wait(chance.choice([0, 0.3, 1.5]))
+        finally:
+            server.start()
+        began = time.monotonic()
+        until(progress(trial), "all are at work again", seconds=SOON)
+        slowest = max(slowest, time.monotonic() - began)
+    finish(trial, made)
+    report(trial, capsys, f"{times} crashes of the server", slowest)
+    assert trial.logged("publish_refused"), "nobody noticed a thing: was there load?"
+    assert trial.verdicts(allowed=4) == []
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("times", [6, pytest.param(51, marks=pytest.mark.slow)])
+def test_a_connection_cut_during_commit_loses_and_doubles_nothing(
+    trial: Trial, proxy: Proxy, times: int, capsys: pytest.CaptureFixture[str]
+):
+    """Before, during and after it: lost 0, copies 0 when asked again by uid, and all go on (S4.10, I1, I2, I3)."""
+    made = crew(trial, proxy.url(trial.url))
+    slowest = 0.0
+    for number in range(times):
+        until(progress(trial), "the crew is at work")
+        proxy.cut(list(Cut)[number % 3], COMMIT)
+        assert proxy.wait(10), "nobody committed"
+        began = time.monotonic()
+        until(progress(trial), "all are at work again", seconds=SOON)
+        slowest = max(slowest, time.monotonic() - began)
+    finish(trial, made)
+    report(trial, capsys, f"{times} commits cut", slowest)
+    assert trial.verdicts() == []
+
+
+@pytest.mark.parametrize("when", Cut)
+def test_a_commit_of_unknown_outcome_is_not_repeated_by_the_bus_itself(
+    url: str, bus: EventBus, proxy: Proxy, crew: Crew, when: Cut
+):
+    """Without a uid nobody could tell a copy: the publishers of the group get an error, and no event is twice (I3)."""
+    answers: list[str] = []
+
+    def publish(number: int) -> None:
+        try:
+            bus.publish("trial.event", number)
+        except StoreUnavailable:
+            answers.append("unknown")
+        else:
+            answers.append("stored")
+
+    bus.publish("trial.event", -1)
+    proxy.cut(when, COMMIT)
+    for number in range(40):
+        crew.start(lambda number=number: publish(number))
+    crew.join(30)
+    assert proxy.cuts == 1, "nobody committed"
+    stored = Counter(payload for (payload,) in query(url, "SELECT payload::text FROM events"))
+    assert max(stored.values()) == 1, "an event was stored twice"
+    assert 1 + answers.count("stored") <= len(stored) <= 41
+    assert "unknown" in answers
+
+
+@pytest.mark.parametrize("when", Cut)
+def test_a_publish_cut_during_commit_can_be_asked_again_by_uid(url: str, bus: EventBus, proxy: Proxy, when: Cut):
+    """Whether the first time landed or not, the second returns the one event there is (I1, I3)."""
+    bus.publish("trial.event")
+    proxy.cut(when, COMMIT)
+    with pytest.raises(StoreUnavailable):
+        bus.publish("trial.event", uid="u")
+    again = bus.publish("trial.event", uid="u")
+    assert query(url, "SELECT id FROM events WHERE uid = 'u'") == [(again.id,)]
+
+
+@pytest.mark.parametrize("when", Cut)
+def test_a_settle_cut_during_commit_can_be_told_again(bus: EventBus, proxy: Proxy, when: Cut):
+    """The epoch says whether it had been recorded: either way it ends completed, once (I8, I9)."""
+    event = bus.publish("trial.event")
+    delivery = bus.poll()
+    assert delivery is not None
+    proxy.cut(when, COMMIT)
+    try:
+        bus.finalize(delivery, success=True)
+    except StoreUnavailable:
+        bus.finalize(delivery, success=True)
+    assert proxy.cuts == 1
+    assert [row.action.value for row in bus.get(event.id).logs] == ["PICKED", "COMPLETED"]
+
+
+def test_connections_that_died_in_the_pool_do_not_surface(bus: EventBus, proxy: Proxy, crew: Crew):
+    """A firewall forgets idle connections: whoever comes next is served, with one refusal at most (S4.10)."""
+    crew.start(lambda: bus.publish("trial.event"), 10)
+    crew.join()
+    proxy.cut_all()
+    refusals = 0
+    for number in range(20):
+        try:
+            bus.publish("trial.event", uid=f"u{number}")
+            bus.stats()
+        except StoreUnavailable:
+            refusals += 1
+    assert refusals <= 2
+
+
+def test_a_store_that_is_away_is_a_clean_error_and_comes_back(
+    server: Server, url: str, eventually: Callable[..., object]
+):
+    """StoreUnavailable within seconds, for whoever opens and whoever is open; then all goes on (S4.10, I16)."""
+    bus = EventBus(url)
+    bus.publish("trial.event")
+    server.stop("immediate")
+    try:
+        began = time.monotonic()
+        with pytest.raises(StoreUnavailable):
+            bus.publish("trial.event")
+        with pytest.raises(StoreUnavailable):
+            EventBus(url)
+        assert time.monotonic() - began < 60
+    finally:
+        server.start()
+
+    def published() -> bool:
+        try:
+            bus.publish("trial.event", uid="back")
+        except StoreUnavailable:
+            return False
+        return True
+
+    eventually(published)
+    assert bus.list().total == 2
+    bus.shutdown()
