@@ -41,7 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ):
         facts = machine.facts(Path(place), server and postgres.facts(server), pgpeers.node_versions())
         with console.status("measuring") as status:
-            results = [runner.run(each, Path(place), options.rounds, facts, status.update, server) for each in chosen]
+            results = [
+                runner.run(each, Path(place), options.rounds, facts, status.update, server=server) for each in chosen
+            ]
     table.show(console, results, facts)
     console.print(f"{sum(each.seconds for each in results):.0f} s", highlight=False)
     if options.json:

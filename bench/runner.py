@@ -24,6 +24,7 @@ def run(
     rounds: int,
     machine: Mapping[str, Any],
     tell: Callable[[str], None],
+    *,
     server: str | None,
 ) -> Result:
     """Take `rounds` samples of every subject, in an order shuffled anew for each round, and judge the bars.

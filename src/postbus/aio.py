@@ -2,7 +2,7 @@
 
 import asyncio
 import functools
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from types import TracebackType
@@ -11,6 +11,8 @@ from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, U
 from postbus.bus import EventBus, F, HandlerOptions
 from postbus.dlq import DeadLetters
 from postbus.errors import EventBusShutdownError
+from postbus.model import Event, NewEvent
+from postbus.payload import Draft
 from postbus.store.contract import Transaction
 from postbus.subscriptions import Subscriptions
 
@@ -70,6 +72,17 @@ class _AsyncSubscriptions(_Wrapper[Subscriptions]):
     delete = _awaited(Subscriptions.delete)
 
 
+class _Collected:
+    """Stands in for a transaction to have events validated in a thread, and stored by whoever awaits."""
+
+    def __init__(self) -> None:
+        self.drafts: Sequence[Draft] = ()
+
+    def publish(self, drafts: Sequence[Draft]) -> Sequence[Draft]:
+        self.drafts = drafts
+        return drafts
+
+
 class AsyncEventBus(_Wrapper[EventBus]):
     """An EventBus whose methods are awaited; coroutine handlers run on the loop that called `start`."""
 
@@ -79,8 +92,8 @@ class AsyncEventBus(_Wrapper[EventBus]):
         self.dlq = _AsyncDeadLetters(self.wrapped.dlq, self.threads)
         self.subscriptions = _AsyncSubscriptions(self.wrapped.subscriptions, self.threads)
 
-    publish = _awaited(EventBus.publish)
-    publish_many = _awaited(EventBus.publish_many)
+    _publish = _awaited(EventBus.publish)
+    _publish_many = _awaited(EventBus.publish_many)
     subscribe = _awaited(EventBus.subscribe)
     unsubscribe = _awaited(EventBus.unsubscribe)
     wait_idle = _awaited(EventBus.wait_idle)
@@ -91,7 +104,6 @@ class AsyncEventBus(_Wrapper[EventBus]):
     release = _awaited(EventBus.release)
     reset = _awaited(EventBus.reset)
     get = _awaited(EventBus.get)
-    list = _awaited(EventBus.list)
     stats = _awaited(EventBus.stats)
     _shutdown = _awaited(EventBus.shutdown)
 
@@ -103,6 +115,24 @@ class AsyncEventBus(_Wrapper[EventBus]):
     def on(self, pattern: str, **options: Unpack[HandlerOptions]) -> Callable[[F], F]:
         """Have the decorated function handle the events a pattern covers; not awaited, since it decorates."""
         return self.wrapped.on(pattern, **options)
+
+    async def publish(self, *args: Any, connection: Any = None, **fields: Any) -> Event:
+        """Store an event; see EventBus.publish. `connection` may also be an awaited psycopg or SQLAlchemy one."""
+        if connection is None or not self.wrapped.store.is_async(connection):
+            return await self._publish(*args, connection=connection, **fields)
+        collected = _Collected()
+        await self._publish(*args, connection=collected, **fields)
+        return (await self.wrapped.store.publish_on_async(connection, collected.drafts))[0]
+
+    async def publish_many(
+        self, events: Iterable[NewEvent | Mapping[str, Any]], *, connection: Any = None
+    ) -> list[Event]:
+        """Store many events, all or none; see EventBus.publish_many."""
+        if connection is None or not self.wrapped.store.is_async(connection):
+            return await self._publish_many(events, connection=connection)
+        collected = _Collected()
+        await self._publish_many(events, connection=collected)
+        return await self.wrapped.store.publish_on_async(connection, collected.drafts)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncGenerator[Transaction]:
@@ -141,3 +171,5 @@ class AsyncEventBus(_Wrapper[EventBus]):
     ) -> None:
         """Shut down."""
         await self.shutdown()
+
+    list = _awaited(EventBus.list)  # last: inside the class, the name would hide the type

@@ -153,13 +153,14 @@ class EventBus:
         max_retries: int | None = None,
         wait: bool = False,
         timeout: float | None = None,
-        connection: Transaction | None = None,
+        connection: Any = None,
     ) -> Event:
         """Store an event; it is durable when this returns.
 
         The same `uid` again stores nothing and returns the first event. With `wait` it returns once every
         subscription handled in this process has settled it (TimeoutError after `timeout` seconds: the event stays
-        published). With `connection` it becomes part of that transaction, and exists only if that commits.
+        published). With `connection` (of `bus.transaction()`, or on PostgreSQL a connection or session of your own:
+        psycopg, SQLAlchemy, Django) it becomes part of that transaction, and exists only if that commits.
         Raises InvalidPayloadError or InvalidEventError, with nothing stored.
         """
         given: dict[str, Any] = {
@@ -178,18 +179,17 @@ class EventBus:
         names = self._handled()
         return self._wait_settled(self._store_drafts([ready], None)[0], names, timeout)
 
-    def publish_many(
-        self, events: Iterable[NewEvent | Mapping[str, Any]], *, connection: Transaction | None = None
-    ) -> list[Event]:
+    def publish_many(self, events: Iterable[NewEvent | Mapping[str, Any]], *, connection: Any = None) -> list[Event]:
         """Store many events, all or none, in the order given."""
         return self._store_drafts(drafts(events), connection)
 
-    def _store_drafts(self, ready: list[Draft], connection: Transaction | None) -> list[Event]:
+    def _store_drafts(self, ready: list[Draft], connection: Any) -> list[Event]:
         self._open()
         probe("publishing")
-        if connection is not None:
-            return connection.publish(ready)
-        return self.store.publish(ready)
+        if connection is None:
+            return self.store.publish(ready)
+        ours = hasattr(connection, "publish")
+        return connection.publish(ready) if ours else self.store.publish_on(connection, ready)
 
     def _wait_settled(self, event: Event, names: tuple[str, ...], timeout: float | None) -> Event:
         if not self._signal().wait_for(lambda: self.store.settled(event.id, names), timeout):

@@ -18,6 +18,7 @@ from postbus import (
     LeaseLost,
     Status,
 )
+from tests.kinds import on_sqlite
 
 ANYHOW = {"worker_id", "settings", "store", "worn_out", "run_due"}
 """What is no call of a user's, or serves tests of plain code."""
@@ -174,6 +175,7 @@ def test_a_transaction_commits_or_rolls_back(run: Any):
     assert run(use) == (1, [])
 
 
+@on_sqlite
 def test_other_tasks_wait_for_an_open_transaction(run: Any):
     """A publish of another task meanwhile comes after it, and is not taken for the transaction's own (I2)."""
 

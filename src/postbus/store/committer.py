@@ -36,6 +36,11 @@ class Connection(Protocol):
         """Undo it; never raises."""
         ...
 
+    @property
+    def lost(self) -> bool:
+        """Whether it broke off in the midst of something that may have been done all the same."""
+        ...
+
 
 class _Slot:
     """One caller's operation on its way through a group; without one, the caller wants the lead to itself."""
@@ -180,18 +185,25 @@ class Committer(Generic[C]):
         if len(group) > 1:
             try:
                 results = self._together([slot.operation for slot in group])
-            except Exception:  # noqa: BLE001  each operation is run again alone, and reports its own error
-                results = None
-            if results is not None:
+            except Exception as error:  # noqa: BLE001  each operation is run again alone, and reports its own error
+                if self._connection.lost:
+                    # It may have been committed: done again, it would be there twice.
+                    for slot in group:
+                        slot.error = error
+                    return
+            else:
                 for slot, result in zip(group, results, strict=True):
                     slot.result, slot.error = result, None
                 return
         for slot in group:
-            try:
-                (slot.result,) = self._together([slot.operation])
-                slot.error = None
-            except Exception as error:  # noqa: BLE001  raised in the thread that owns the operation
-                slot.error = error
+            self._run_alone(slot)
+
+    def _run_alone(self, slot: _Slot) -> None:
+        try:
+            (slot.result,) = self._together([slot.operation])
+            slot.error = None
+        except Exception as error:  # noqa: BLE001  raised in the thread that owns the operation
+            slot.error = error
 
     def _transact(self, operations: list[Callable[[C], Any]]) -> list[Any]:
         connection = self._connection

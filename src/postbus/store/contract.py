@@ -5,7 +5,8 @@ Rules for every method:
 - A write is durable when the method returns, and all of it or none of it happened.
 - Whatever decides by time uses the store's one clock (`now`).
 - Every change of a delivery writes its audit row in the same transaction (I13).
-- StoreUnavailable means that nothing happened and a retry is safe; UnsafeStore that the store must not be trusted.
+- StoreUnavailable means that nothing was acknowledged: it may have happened all the same if a server was lost in the
+  midst of it. Every verb may be repeated; a publish, if it brings its `uid`. UnsafeStore: do not trust the store.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -193,6 +194,21 @@ class Store(Protocol):
         The block may be left in another thread than entered it, to roll back what hangs: a statement that still runs
         is then cut off, and the transaction takes no more (InvalidRequest).
         """
+        ...
+
+    def publish_on(self, connection: Any, drafts: Sequence[Draft]) -> list[Event]:
+        """Publish in the transaction that a connection of the caller's own has open: committed or undone with it.
+
+        Raises InvalidRequest where the store takes no such connection, or for one that is awaited.
+        """
+        ...
+
+    async def publish_on_async(self, connection: Any, drafts: Sequence[Draft]) -> list[Event]:
+        """Do the same on a connection that is awaited."""
+        ...
+
+    def is_async(self, connection: Any) -> bool:
+        """Return whether a connection of the caller's own is one that is awaited."""
         ...
 
     def claim(self, claim: Claim) -> Claimed:

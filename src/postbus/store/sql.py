@@ -9,13 +9,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import orjson
 
 from postbus.breaker import BreakerState
 from postbus.clock import from_micros, to_micros
-from postbus.errors import Conflict, EventBusShutdownError, StoreUnavailable
+from postbus.errors import Conflict, EventBusShutdownError, InvalidRequest, StoreUnavailable
 from postbus.model import (
     AttemptError,
     Dead,
@@ -32,6 +32,7 @@ from postbus.model import (
     Subscription,
 )
 from postbus.pattern import Interest
+from postbus.payload import Draft
 from postbus.retry import RetryPolicy
 from postbus.store.burials import Burials
 from postbus.store.contract import Claim, Claimed, DeadFilter, Settled, Settlement, Watch, Work
@@ -92,6 +93,19 @@ class SqlStore(ABC):
             raise EventBusShutdownError("the store is closed")
         if os.getpid() != self._pid:
             raise StoreUnavailable("the store was opened before a fork: open it anew in the child process")
+
+    # ── a connection of the caller's ─────────────────────────────────────────────────────────────────────────────
+
+    def publish_on(self, connection: Any, drafts: Sequence[Draft]) -> list[Event]:
+        del connection, drafts
+        raise InvalidRequest("on SQLite the bus alone opens its file: publish(..., connection=tx) of bus.transaction()")
+
+    async def publish_on_async(self, connection: Any, drafts: Sequence[Draft]) -> list[Event]:
+        return self.publish_on(connection, drafts)
+
+    def is_async(self, connection: Any) -> bool:
+        del connection
+        return False
 
     # ── the lease verbs ──────────────────────────────────────────────────────────────────────────────────────────
 

@@ -9,11 +9,11 @@ from postbus.clock import from_micros, to_micros
 from postbus.model import Event
 from postbus.observe import probe
 from postbus.payload import Draft
-from postbus.store.postgres.connection import Database
+from postbus.store.postgres.connection import Database, array
 from postbus.store.records import due_micros, event_from_draft
 from postbus.store.session import Row
 
-__all__ = ["Stored", "append", "append_all", "arguments", "events"]
+__all__ = ["Stored", "append", "append_all", "append_here", "arguments", "events"]
 
 COPY_FROM: Final = 100
 """From how many events on COPY is faster than one statement with everything in it."""
@@ -33,6 +33,11 @@ def append_all(db: Database, batches: Sequence[Sequence[Draft]], schema: str) ->
     stored = append(db, drafts) if len(drafts) < COPY_FROM else _copied(db, drafts, schema)
     rows = iter(stored)
     return [events(batch, [next(rows) for _ in batch]) for batch in batches]
+
+
+def append_here(db: Database, drafts: Sequence[Draft], schema: str) -> list[Event | int]:
+    """Store events in the transaction that is open; see `events`."""
+    return events(drafts, append(db, drafts) if len(drafts) < COPY_FROM else copy(db, drafts, schema))
 
 
 def append(db: Database, drafts: Sequence[Draft]) -> Stored:
@@ -104,7 +109,7 @@ def copy(db: Database, drafts: Sequence[Draft], schema: str) -> Stored:
     ]
     db.copy(f"COPY {schema}.events ({COLUMNS}) FROM STDIN", "".join(lines))
     timed = any(draft.delay is not None or draft.at is not None for draft in drafts)
-    db.run("deliver", (ids, [due_micros(draft, now) for draft in drafts] if timed else [], now))
+    db.run("deliver", (array(ids), array(due_micros(draft, now) for draft in drafts) if timed else "{}", now))
     return [(theirs, mine == theirs, now) for mine, theirs in zip(ids, kept, strict=True)]
 
 
@@ -113,7 +118,7 @@ def _sifted(db: Database, drafts: Sequence[Draft], ids: list[int]) -> list[int]:
         "sift",
         (
             [draft.uid if draft.supplied else None for draft in drafts],
-            ids,
+            array(ids),
             [draft.type for draft in drafts],
             [draft.payload for draft in drafts],
             [",".join(draft.tags) for draft in drafts],
@@ -125,7 +130,7 @@ def _sifted(db: Database, drafts: Sequence[Draft], ids: list[int]) -> list[int]:
 
 
 def _line(draft: Draft, event_id: int, moment: str) -> str:
-    """Return a row in COPY's text format: tabs between columns, \\N for NULL, backslashes before what would mislead."""
+    """Return a row in COPY's text format: tabs between columns, and backslashes before what would mislead."""
     uid, kind, payload, _, _, tags, key, title, description, metadata, _, _, priority, max_retries = draft
     return (
         f"{event_id}\t{uid.translate(_ESCAPES)}\t{kind.translate(_ESCAPES)}\t{','.join(tags).translate(_ESCAPES)}\t"

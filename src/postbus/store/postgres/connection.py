@@ -25,7 +25,7 @@ from postbus.errors import (
 from postbus.store.queries import load_queries
 from postbus.store.session import Row
 
-__all__ = ["Address", "Database", "localized", "translate", "translated"]
+__all__ = ["Address", "Database", "array", "localized", "put_schema", "translate", "translated"]
 
 SCHEMA: Final = re.compile(r"[a-z_][a-z0-9_]{0,47}")
 DEFAULTS: Final = {"application_name": "postbus", "connect_timeout": "10", "tcp_user_timeout": "15000"}
@@ -107,6 +107,11 @@ def localized(schema: str) -> dict[str, str]:
     return {name: put_schema(sql, schema) for name, sql in load_queries("postbus.store.postgres").items()}
 
 
+def array(numbers: Iterable[float]) -> str:
+    """Return numbers as the text of an SQL array: of a list, psycopg would choose the narrowest type that holds it."""
+    return f"{{{','.join(map(str, numbers))}}}"
+
+
 def put_schema(sql: str, schema: str) -> str:
     """Put a schema's name in the place of `postbus` in our own SQL."""
     return sql if schema == "postbus" else re.sub(r"\bpostbus(?=\.)|(?<=')postbus(?=')", schema, sql)
@@ -173,17 +178,33 @@ class Database:
         self._on_rollback()
         if self._connection is not None and not self._connection.closed:
             with suppress(psycopg.Error):
-                if self.in_transaction:
+                if not self.idle:
                     self._connection.execute("ROLLBACK")
                 return
             self.close()
 
     @property
     def in_transaction(self) -> bool:
-        """Whether a transaction is open."""
-        return self._connection is not None and (
-            self._connection.info.transaction_status != pq.TransactionStatus.IDLE and not self._connection.closed
-        )
+        """Whether a transaction is open, and none of its statements has spoilt it."""
+        return self._status() == pq.TransactionStatus.INTRANS
+
+    @property
+    def lost(self) -> bool:
+        """Whether the connection broke, so that the answer to what was asked last may be missing."""
+        return self._connection is None or bool(self._connection.closed)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is open, so that somebody else may use the connection."""
+        return self._status() == pq.TransactionStatus.IDLE
+
+    def _status(self) -> pq.TransactionStatus:
+        return pq.TransactionStatus.UNKNOWN if self._connection is None else self._connection.info.transaction_status
+
+    def interrupt(self) -> None:
+        """Cut off the statement that another thread is running, if any."""
+        if self._connection is not None:
+            self._connection.cancel_safe(timeout=5)
 
     def run(self, name: str, parameters: Sequence[Any] = ()) -> list[Row]:
         """Run a named query and return its rows."""
@@ -195,6 +216,11 @@ class Database:
         return cursor.fetchall() if cursor.description else []
 
     rows = run
+
+    def run_own(self, sql: str, parameters: Any = ()) -> list[Row]:
+        """Run a statement of the caller's own, with psycopg's `%s`, and return its rows."""
+        cursor = psycopg.Cursor(self._open()).execute(cast("LiteralString", sql), parameters or None)
+        return cursor.fetchall() if cursor.description else []
 
     def iterate(self, name: str, parameters: Sequence[Any] = ()) -> Iterator[Row]:
         """Run a named query inside a transaction, fetching more and more at a time as the caller goes on."""
@@ -264,10 +290,13 @@ def translated(shown: str) -> Generator[None]:
     try:
         yield
     except psycopg.Error as error:
-        raise translate(shown, error) from error
+        told = translate(shown, error)
+        if told is error:
+            raise
+        raise told from error
 
 
-def translate(shown: str, error: psycopg.Error) -> PostbusError | psycopg.Error:
+def translate(shown: str, error: psycopg.Error) -> PostbusError | psycopg.Error:  # noqa: PLR0911  a table
     """Return the error postbus raises for one of PostgreSQL's: what happened where, and what to do."""
     told = str(error).strip().partition("\n")[0]
     match error:
@@ -282,7 +311,7 @@ def translate(shown: str, error: psycopg.Error) -> PostbusError | psycopg.Error:
         case errors.ReadOnlySqlTransaction():
             return UnsafeStore(f"{shown} is read-only ({told}): connect to the primary")
         case psycopg.OperationalError() | psycopg.InterfaceError():
-            return StoreUnavailable(f"{shown} cannot be used now ({told})")
+            return StoreUnavailable(f"{shown} cannot be used now, or was lost in the midst of it ({told})")
         case psycopg.Error(sqlstate="PB001" | "PB002"):
             return InvalidEventError(told)
         case _:

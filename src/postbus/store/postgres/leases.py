@@ -3,6 +3,7 @@
 from postbus.model import Lease
 from postbus.store.contract import Claim, Settlement
 from postbus.store.leases import Candidate, Leases, Taken
+from postbus.store.postgres.connection import array
 from postbus.store.records import json_array
 
 __all__ = ["PostgresLeases"]
@@ -26,14 +27,14 @@ class PostgresLeases(Leases):
         ]
 
     def _finish_all(self, batch: list[Settlement], subscription: str, worker_id: str) -> list[Lease]:
-        """Finish what simply worked, in one statement; in the order of ids, so that two batches never wait crosswise."""
+        """Finish what simply worked, in one statement; in order of ids, so that two batches never wait crosswise."""
         batch = sorted(batch, key=lambda each: each.lease.event_id)
         finished = self._db.run(
             "finish_all",
             (
-                [each.lease.event_id for each in batch],
-                [each.lease.epoch for each in batch],
-                [each.execution_time_ms for each in batch],
+                array(each.lease.event_id for each in batch),
+                array(each.lease.epoch for each in batch),
+                array(each.execution_time_ms or 0.0 for each in batch),
                 subscription,
                 worker_id,
                 self._now,

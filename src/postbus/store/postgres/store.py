@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -10,8 +11,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
+import psycopg
+
 from postbus.clock import from_micros
-from postbus.errors import StoreUnavailable, UnsafeStore
+from postbus.errors import InvalidRequest, StoreUnavailable, UnsafeStore
 from postbus.model import Event
 from postbus.payload import Draft
 from postbus.store.catalog import Catalog
@@ -20,8 +23,8 @@ from postbus.store.contract import Claim, Finding, Transaction, Watch
 from postbus.store.leases import Taken
 from postbus.store.liveness import Liveness
 from postbus.store.migrate import migrate
-from postbus.store.postgres import appending
-from postbus.store.postgres.connection import Address, Database, put_schema, translated
+from postbus.store.postgres import appending, foreign
+from postbus.store.postgres.connection import Address, Database, put_schema, translate, translated
 from postbus.store.postgres.inspection import inspect
 from postbus.store.postgres.leases import PostgresLeases
 from postbus.store.postgres.listen import Bell, Listener, Notifier
@@ -30,6 +33,7 @@ from postbus.store.reading import Reading
 from postbus.store.records import decoding, moment
 from postbus.store.session import Session
 from postbus.store.sql import SqlStore
+from postbus.store.transaction import CallersTransaction
 
 __all__ = ["PostgresStore"]
 
@@ -67,6 +71,7 @@ class PostgresStore(SqlStore):
         self._publisher = Committer(publisher, lambda batches: self._append_all(publisher, batches))
         self._claimer = self._committer()
         self._settler = self._committer()
+        self._holders: set[int] = set()
         self._listens = listen
         self._listener: Listener | None = None
         self._notifier: Notifier | None = None
@@ -114,7 +119,7 @@ class PostgresStore(SqlStore):
     # ── publishing ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def publish(self, drafts: Sequence[Draft]) -> list[Event]:
-        self._usable()
+        self._writable()
         if not drafts:
             return []
         with translated(self.url):
@@ -131,8 +136,55 @@ class PostgresStore(SqlStore):
 
     @contextmanager
     def transaction(self) -> Generator[Transaction]:
-        raise NotImplementedError
-        yield
+        self._writable()
+        holder = threading.get_ident()
+        self._holders.add(holder)
+        try:
+            with self._transaction() as tx:
+                yield tx
+        finally:
+            self._holders.discard(holder)
+        self._wake()
+
+    def _writable(self) -> None:
+        """Raise for a write that would not be part of the transaction its own thread has open."""
+        self._usable()
+        if threading.get_ident() in self._holders:
+            raise InvalidRequest("inside a transaction of your own, pass it on: publish(..., connection=tx)")
+
+    @contextmanager
+    def _transaction(self) -> Generator[Transaction]:
+        with self._borrowed() as (db, catalog):
+
+            def append(drafts: Sequence[Draft]) -> list[Event]:
+                with translated(self.url):
+                    stored = appending.append_here(db, drafts, self._address.schema)
+                    reading = Reading(self._session(db, catalog))
+                    return [each if isinstance(each, Event) else reading.event(each, "default") for each in stored]
+
+            with translated(self.url):
+                db.begin()
+            tx = CallersTransaction(db, append, lambda: self._leases(self._session(db, catalog)))
+            try:
+                yield tx
+                tx.check()
+                tx.close()
+                db.commit()
+            except BaseException as error:
+                tx.close()
+                db.rollback()
+                if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
+                    raise translate(self.url, error) from error
+                raise
+
+    def publish_on(self, connection: Any, drafts: Sequence[Draft]) -> list[Event]:
+        return foreign.on(connection, drafts, self._address.schema)
+
+    async def publish_on_async(self, connection: Any, drafts: Sequence[Draft]) -> list[Event]:
+        return await foreign.on_async(connection, drafts, self._address.schema)
+
+    def is_async(self, connection: Any) -> bool:
+        return foreign.is_async(connection)
 
     def _backfill(self, session: Session, name: str, after: int) -> None:
         last: int | None = after
@@ -187,7 +239,7 @@ class PostgresStore(SqlStore):
         return self._run(self._settler, operation)
 
     def _run(self, committer: Committer[Database], operation: Callable[[Session], R]) -> R:
-        self._usable()
+        self._writable()
         with translated(self.url):
             return committer.run(lambda db: operation(self._session(db, self._catalogs[id(db)])))
 
@@ -204,7 +256,7 @@ class PostgresStore(SqlStore):
                 return result[0]
             if time.monotonic() > deadline:
                 raise StoreUnavailable(
-                    f"{self.url}: transactions that publish have been open for {PATIENCE:.0f} s: `postbus doctor` names them"
+                    f"{self.url}: publishers had transactions open for {PATIENCE:.0f} s: `postbus doctor` names them"
                 )
             time.sleep(0.02)
 
@@ -215,6 +267,12 @@ class PostgresStore(SqlStore):
 
     @contextmanager
     def _connection(self) -> Generator[tuple[Database, Catalog]]:
+        """Take a connection from the pool for a purpose of ours."""
+        with translated(self.url), self._borrowed() as (db, catalog):
+            yield db.ready(), catalog
+
+    @contextmanager
+    def _borrowed(self) -> Generator[tuple[Database, Catalog]]:
         """Take a connection from the pool; one that an error has made doubtful does not go back."""
         self._usable()
         with self._lock:
@@ -223,12 +281,10 @@ class PostgresStore(SqlStore):
             catalog = Catalog()
             idle = Database(self._address, on_rollback=catalog.forget), catalog
         try:
-            with translated(self.url):
-                idle[0].ready()
-                yield idle
+            yield idle
         finally:
             with self._lock:
-                keep = not self._closed and len(self._idle) < MAX_IDLE and not idle[0].in_transaction
+                keep = not self._closed and len(self._idle) < MAX_IDLE and idle[0].idle
                 if keep:
                     self._idle.append(idle)
             if not keep:

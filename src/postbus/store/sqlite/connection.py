@@ -98,6 +98,11 @@ class Database:
                 self._apsw.execute("ROLLBACK")
 
     @property
+    def lost(self) -> bool:
+        """Never: what SQLite fails to commit is not committed."""
+        return False
+
+    @property
     def in_transaction(self) -> bool:
         """Whether a transaction is open."""
         return self._apsw.in_transaction
