@@ -59,15 +59,10 @@ class Peer(Protocol):
 
 
 class _PgQueuer:
-    """As its performance guide says: asyncpg, a pool, uvloop, its own autovacuum settings, a large batch.
+    """As its performance guide says: asyncpg, a pool, uvloop, its own autovacuum settings, a large batch."""
 
-    With `concurrency` it has at most twice its batch at once, which is the largest batch that it allows.
-    """
-
-    def __init__(self, concurrency: int | None = None) -> None:
-        self._limits: dict[str, int] = {"batch_size": BATCH}
-        if concurrency:
-            self._limits = {"batch_size": concurrency // 2, "max_concurrent_tasks": concurrency}
+    def __init__(self, batch_size: int = BATCH, max_concurrent_tasks: int = 0) -> None:
+        self._limits = {"batch_size": batch_size, "max_concurrent_tasks": max_concurrent_tasks}
 
     async def open(self) -> None:
         self._pool = await asyncpg.create_pool(os.environ[URL], min_size=2, max_size=10)
@@ -205,14 +200,14 @@ def publish_paced(peer: str, count: int) -> dict[str, float]:
     return _run(measure())
 
 
-def sustain(peer: str, seconds: float, concurrency: int, *, large_batch: bool) -> dict[str, float]:
+def sustain(peer: str, seconds: float, concurrency: int, options: dict[str, int]) -> dict[str, float]:
     """Return how many handlers of 1 ms a second end while another process publishes as many: see `pace.Feed`.
 
-    With `large_batch` it is the handler, not the worker, that lets no more than `concurrency` run at once.
+    Where the peer's `options` let more than `concurrency` start, the others wait in the handler.
     """
 
     async def measure() -> dict[str, float]:
-        queue = await _opened(peer, None if large_batch else concurrency)
+        queue = await _opened(peer, **options)
         gate = asyncio.Semaphore(concurrency)
         with pace.Feed(Call("bench.pgpeers:feed", {"peer": peer})) as feed:
 
@@ -273,8 +268,8 @@ def _node() -> str:
 # ── ──────────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def _opened(peer: str, concurrency: int | None = None) -> Peer:
-    queue = PEERS[peer](concurrency) if concurrency else PEERS[peer]()
+async def _opened(peer: str, **options: int) -> Peer:
+    queue = PEERS[peer](**options)
     await queue.open()
     return queue
 

@@ -66,7 +66,7 @@ const peers = {
     return {
       add: (payloads) => boss.insert(TYPE, payloads.map((data) => ({ data }))),
       async work(handle) {
-        const options = { batchSize: BATCH, burstWhenBatchFull: true, pollingIntervalSeconds: 0.5, localConcurrency: 2 };
+        const options = { batchSize: BATCH, burstWhenBatchFull: true, pollingIntervalSeconds: 0.5, localConcurrency: 4 };
         await boss.work(TYPE, options, async (jobs) => {
           for (const job of jobs) handle(job.data);
         });

@@ -89,6 +89,8 @@ class EventBus:
         shutdown_timeout: float | None = None,
         retry: RetryPolicy | None = None,
         auto_migrate: bool | None = None,
+        direct_url: str | None = None,
+        listen: bool | None = None,
         clock: Clock | None = None,
     ) -> None:
         """Open the bus at `url`: without one, at `POSTBUS_URL`, else `sqlite:///postbus.db`.
@@ -105,11 +107,19 @@ class EventBus:
             shutdown_timeout=shutdown_timeout,
             retry=retry,
             auto_migrate=auto_migrate,
+            direct_url=direct_url,
+            listen=listen,
         )
         named = settings.worker_id or f"{socket.gethostname()}:{os.getpid()}"
         self.settings = settings.model_copy(update={"worker_id": named})
         self.worker_id = named
-        self.store: Store = open_store(settings.url, clock=clock, auto_migrate=settings.auto_migrate)
+        self.store: Store = open_store(
+            settings.url,
+            clock=clock,
+            auto_migrate=settings.auto_migrate,
+            direct_url=settings.direct_url,
+            listen=settings.listen,
+        )
         self.dlq = DeadLetters(self.store, named)
         self.subscriptions = Subscriptions(self.store, named)
         self._owner = uuid4().hex

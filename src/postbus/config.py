@@ -30,7 +30,11 @@ class Settings(BaseSettings):
         pyproject_toml_table_header=("tool", "postbus"),
     )
 
-    url: str = "sqlite:///postbus.db"
+    url: str = Field(default="sqlite:///postbus.db", repr=False)
+    direct_url: str | None = Field(default=None, repr=False)
+    """PostgreSQL behind a transaction pooler: `url` leads to the pooler, this one past it, for listening."""
+    listen: bool = True
+    """PostgreSQL: be woken by LISTEN/NOTIFY. Without it, others' events are noticed by polling only."""
     worker_id: str | None = Field(default=None, min_length=1, max_length=255)
     """None: `{hostname}:{pid}`."""
     lease: float = Field(default=60, ge=0.1)

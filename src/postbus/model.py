@@ -339,6 +339,34 @@ class SubscriptionStats:
 
 
 @dataclass(frozen=True, slots=True)
+class Holder:
+    """An open transaction that has published: followers wait at `floor` until it ends."""
+
+    floor: int
+    pid: int | None
+    """None: a prepared transaction, known by its `gid`."""
+    gid: str | None
+    application: str
+    state: str
+    seconds: float
+    query: str
+
+    @property
+    def told(self) -> str:
+        """Who it is, in a sentence."""
+        who = f"pid {self.pid} ({self.application or 'no name'})" if self.gid is None else f"prepared {self.gid!r}"
+        doing = f", last: {self.query}" if self.query else ""
+        return f"held at {self.floor:,} by {who}, {self.state} for {self.seconds:,.0f} s{doing}"
+
+    @property
+    def remedy(self) -> str:
+        """The statement that would end it."""
+        if self.gid is None:
+            return f"SELECT pg_terminate_backend({self.pid});"
+        return f"ROLLBACK PREPARED '{self.gid}';"
+
+
+@dataclass(frozen=True, slots=True)
 class Stats:
     """The bus in figures. `rates` counts what happened in the last minute by audit action, `published` included."""
 
@@ -349,3 +377,5 @@ class Stats:
     store_bytes: int
     unhandled: Mapping[str, int]
     """Pending deliveries that no registered handler's pattern covers, counted by `subscription/type`."""
+    holders: tuple[Holder, ...] = ()
+    """PostgreSQL: transactions that have published and not ended; followers wait for them, workers do not."""

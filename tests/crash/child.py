@@ -18,6 +18,7 @@ from typing import Any
 
 from postbus import Context, Discard, Event, EventBus, LeaseLost, NewEvent, PostbusError, RetryPolicy, StoreUnavailable
 from postbus.observe import set_probe
+from postbus.store.contract import Transaction
 from tests.crash import plants
 from tests.crash.checker import read_journal
 
@@ -100,6 +101,21 @@ def handler(config: Config) -> Callable[[Event, Context], None]:
     return handle
 
 
+def counting(bus: EventBus, config: Config) -> Callable[[Event, Context, Transaction], None]:
+    """Return a transactional handler that counts itself in a table and publishes what follows, then does as asked."""
+    handle = handler(config)
+
+    def count(event: Event, ctx: Context, tx: Transaction) -> None:
+        tx.execute(f"INSERT INTO effects VALUES ({event.id:d})")  # noqa: S608  a number, in any dialect
+        if event.type == "trial.event":
+            uid = f"after-{event.id}-{ctx.epoch}"
+            note(config["journal"], {"try": [uid]})
+            bus.publish("trial.after", {"do": "succeed", "of": event.id}, uid=uid, connection=tx)
+        handle(event, ctx)
+
+    return count
+
+
 def opened(config: Config) -> EventBus:
     """Open the bus under test."""
     options: Config = {"retry": RetryPolicy(base_delay=0.02), "poll_interval": 0.2, **config.get("options", {})}
@@ -108,7 +124,10 @@ def opened(config: Config) -> EventBus:
     bus = EventBus(config["url"], **options)
     if "executions" in config:
         for name in config.get("subscriptions", ["default"]):
-            bus.subscribe("trial.*", handler(config), subscription=name)
+            if config.get("transactional"):
+                bus.subscribe("trial.*", counting(bus, config), subscription=name, transactional=True)
+            else:
+                bus.subscribe("trial.*", handler(config), subscription=name)
     return bus
 
 

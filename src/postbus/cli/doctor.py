@@ -15,7 +15,7 @@ from postbus.cli.options import Format, Url, existing_store
 from postbus.config import Settings
 from postbus.errors import SchemaMismatch, UnsafeStore
 from postbus.model import HandlerRecord, Stats, Status
-from postbus.store import Store
+from postbus.store import Store, shown
 from postbus.store.contract import Finding
 from postbus.upkeep import recover
 
@@ -44,7 +44,7 @@ def doctor(
 
 def _examine(url: str | None, *, deep: bool, mend: bool) -> Iterator[Finding]:
     """Open the store and look; what makes it unusable is a finding too."""
-    again = f" --url {url}" if url else ""
+    again = f" --url '{shown(url)}'" if url else ""
     try:
         with existing_store(url) as store, stderr().status("looking …"):
             patient = _Patient(store, again)
@@ -59,7 +59,7 @@ def _examine(url: str | None, *, deep: bool, mend: bool) -> Iterator[Finding]:
     except SchemaMismatch as error:
         yield _wrong("schema", str(error), f"postbus migrate{again}")
     except UnsafeStore as error:
-        yield _wrong("store", str(error), "stop the workers and restore the file from a backup")
+        yield _wrong("store", str(error), "mend what it says; if it is damage, stop the workers and restore a backup")
 
 
 def _wrong(check: str, message: str, remedy: str) -> Finding:

@@ -11,7 +11,7 @@ import typer
 from postbus.cli.console import Output
 from postbus.config import Settings
 from postbus.errors import NotFound
-from postbus.store import Store, exists, open_store
+from postbus.store import Store, exists, open_store, shown
 
 __all__ = ["After", "DryRun", "EventId", "EventType", "Format", "Limit", "SubscriptionName", "Tags", "Url", "Yes"]
 
@@ -19,7 +19,9 @@ UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 Url = Annotated[
     str | None,
-    typer.Option(help="The bus, such as sqlite:///shop.db. Else POSTBUS_URL, postbus.toml, sqlite:///postbus.db."),
+    typer.Option(
+        help="The bus: sqlite:///shop.db, postgresql://user@host/db. Else POSTBUS_URL, postbus.toml, sqlite:///postbus.db."
+    ),
 ]
 Format = Annotated[Output, typer.Option("--output", "-o", envvar="POSTBUS_OUTPUT", help="How to print data.")]
 EventId = Annotated[int, typer.Argument(metavar="ID", help="The event's id.")]
@@ -35,10 +37,11 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; needed where
 @contextmanager
 def existing_store(url: str | None) -> Generator[Store]:
     """Open a store that is there already; raise NotFound, making nothing, if there is none."""
-    where = Settings.load(url=url).url
-    if not exists(where):
+    settings = Settings.load(url=url)
+    if not exists(settings.url):
+        where = shown(settings.url)
         raise NotFound(f"there is no bus at {where}: name it with --url or POSTBUS_URL, or make it: postbus migrate")
-    store = open_store(where, auto_migrate=False)
+    store = open_store(settings.url, auto_migrate=False, direct_url=settings.direct_url, listen=False)
     try:
         yield store
     finally:

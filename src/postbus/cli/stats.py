@@ -34,5 +34,7 @@ def _view(found: Stats, where: str) -> Iterator[RenderableType]:
     )  # fmt: skip
     last = ", ".join(f"{found.rates[name]:,.0f} {name.lower()}" for name in RATES if found.rates.get(name))
     yield line(f"\nIn the last minute: {last or 'nothing'}".replace("_", " "))
+    for holder in found.holders:
+        yield line(f"followers {holder.told}", "yellow")
     if found.unhandled:
         yield line(f"{many(sum(found.unhandled.values()), 'event')} nobody handles: see postbus doctor", "yellow")

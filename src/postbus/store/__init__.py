@@ -10,25 +10,37 @@ from postbus.store.contract import Store
 from postbus.store.queries import load_migrations
 from postbus.store.sqlite.store import SqliteStore
 
-__all__ = ["Store", "exists", "migration_script", "open_store"]
+__all__ = ["Store", "exists", "migration_script", "open_store", "shown"]
 
 POSTGRES: Final = frozenset({"postgresql", "postgres"})
 
 
-def open_store(url: str, *, clock: Clock | None = None, auto_migrate: bool = True, **postgres: Any) -> Store:
+def open_store(
+    url: str,
+    *,
+    clock: Clock | None = None,
+    auto_migrate: bool = True,
+    direct_url: str | None = None,
+    listen: bool = True,
+) -> Store:
     """Open the store a URL names: `sqlite:///relative.db`, `sqlite:////absolute.db`, `postgresql://user@host/database`.
 
-    `postgres` (`direct_url`, `listen`) concerns PostgreSQL alone, `clock` SQLite alone: a server decides by its own.
+    `direct_url` and `listen` concern PostgreSQL alone, `clock` SQLite alone: a server decides by its own.
     Raises InvalidRequest for any other URL, SchemaMismatch when it must be migrated and `auto_migrate` is off.
     """
     if _is_postgres(url):
-        return _postgres().PostgresStore(url, auto_migrate=auto_migrate, **postgres)
+        return _postgres().PostgresStore(url, auto_migrate=auto_migrate, direct_url=direct_url, listen=listen)
     return SqliteStore(_path(url), clock or SystemClock(), auto_migrate=auto_migrate)
 
 
 def exists(url: str) -> bool:
     """Return whether there is something at a URL to open, making nothing; a server is always there to be asked."""
     return _is_postgres(url) or _path(url).exists()
+
+
+def shown(url: str) -> str:
+    """Return a URL as it may be shown: without any secret."""
+    return _postgres().Address.of(url).shown if _is_postgres(url) else url
 
 
 def migration_script(url: str) -> str:
@@ -52,13 +64,14 @@ def _postgres() -> Any:
 
 
 def _is_postgres(url: str) -> bool:
-    return urlsplit(url).scheme in POSTGRES
+    return url.partition("://")[0] in POSTGRES
 
 
 def _path(url: str) -> Path:
+    if not url.startswith("sqlite:"):
+        scheme = url.partition(":")[0] if ":" in url else ""
+        raise InvalidRequest(f"postbus knows sqlite:/// and postgresql:// URLs, not {scheme[:20] or 'this'!r}")
     parts = urlsplit(url)
-    if parts.scheme != "sqlite":
-        raise InvalidRequest(f"postbus knows sqlite:/// and postgresql:// URLs, not {parts.scheme or url[:20]!r}")
     path = unquote(parts.path.removeprefix("/"))
     if parts.netloc or not path:
         raise InvalidRequest("a SQLite URL has three slashes and a file: sqlite:///shop.db")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
 from typing import Any, Final, LiteralString, cast
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
+from urllib.parse import SplitResult, parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 import psycopg
 from psycopg import conninfo, errors, pq
@@ -32,6 +32,9 @@ DEFAULTS: Final = {"application_name": "postbus", "connect_timeout": "10", "tcp_
 PLANNER: Final = {"enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off", "jit": "off"}
 """A claim or a settle is a few exact look-ups. A plan cached while the tables were small must not be a scan of them."""
 LIMITS: Final = {"statement_timeout": "60s", "lock_timeout": "10s", "idle_in_transaction_session_timeout": "5min"}
+NO_URL: Final = (
+    "this is no PostgreSQL URL such as postgresql://user@host:5432/database; write / and @ in a password as %2F and %40"
+)
 FIRST_FETCH: Final = 100
 LONGEST_FETCH: Final = 2_000
 PREPARE_AFTER: Final = 2
@@ -58,7 +61,7 @@ class Address:
 
         Raises InvalidRequest without repeating the URL, which may hold a password.
         """
-        parts = urlsplit(url)
+        parts = _parts(url)
         query = parse_qsl(parts.query, keep_blank_values=True)
         schema = next((value for name, value in query if name == "schema"), "postbus")
         if not SCHEMA.fullmatch(schema):
@@ -67,7 +70,7 @@ class Address:
         try:
             read = conninfo.conninfo_to_dict(rest)
         except psycopg.Error:
-            raise InvalidRequest("this is not a PostgreSQL URL: postgresql://user@host:5432/database") from None
+            raise InvalidRequest(NO_URL) from None
         return cls(_shown(read, schema), schema, pooled, rest)
 
     def connect(self) -> psycopg.Connection[Row]:
@@ -88,6 +91,18 @@ class Address:
             raise translate(self.shown, error) from None
         connection.adapters.register_dumper(int, Int8BinaryDumper)
         return connection
+
+
+def _parts(url: str) -> SplitResult:
+    """Split a URL; raise InvalidRequest, repeating none of it, where a bare / or @ in a password would mislead."""
+    try:
+        parts = urlsplit(url)
+        sound = parts.netloc.count("@") <= 1 and (parts.port is None or parts.port > 0)
+    except ValueError:
+        sound, parts = False, urlsplit("")
+    if not sound or "@" in parts.path:
+        raise InvalidRequest(NO_URL)
+    return parts
 
 
 def _shown(read: Mapping[str, Any], schema: str) -> str:

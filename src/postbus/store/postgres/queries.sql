@@ -381,3 +381,26 @@ SELECT pg_try_advisory_xact_lock(postbus.namespace('subscriptions') << 48);
 
 -- name: notify
 SELECT pg_notify('postbus', '');
+
+-- name: holders
+-- Who has published and not ended yet: followers wait at its floor meanwhile. A prepared transaction has no pid.
+SELECT p.floor, p.pid, x.gid, coalesce(a.application_name, ''), coalesce(a.state, 'prepared'),
+       extract(epoch FROM clock_timestamp() - coalesce(a.xact_start, x.prepared))::float8, left(coalesce(a.query, ''), 120)
+  FROM postbus.pins('events') AS p
+  LEFT JOIN pg_stat_activity AS a ON a.pid = p.pid
+  LEFT JOIN pg_prepared_xacts AS x ON p.holder = '-1/' || x.transaction::text
+ ORDER BY p.floor;
+
+-- name: horizon
+-- The oldest snapshot in this database: what it can see, vacuum must keep.
+SELECT a.pid, a.application_name, a.state, extract(epoch FROM clock_timestamp() - a.xact_start)::float8
+  FROM pg_stat_activity AS a
+ WHERE a.datname = current_database() AND a.backend_xmin IS NOT NULL AND a.pid <> pg_backend_pid()
+ ORDER BY a.xact_start LIMIT 1;
+
+-- name: server
+SELECT current_setting('server_version'), current_setting('server_version_num')::integer / 10000, pg_is_in_recovery(),
+       current_setting('fsync'), current_setting('full_page_writes'), current_setting('autovacuum');
+
+-- name: lost_routes
+SELECT count(*) FROM postbus.deliveries AS d WHERE NOT EXISTS (SELECT 1 FROM postbus.routes AS r WHERE r.id = d.route);

@@ -14,8 +14,8 @@ from typing import Any, Final, TypeVar, cast
 import psycopg
 
 from postbus.clock import from_micros
-from postbus.errors import InvalidRequest, StoreUnavailable, UnsafeStore
-from postbus.model import Event
+from postbus.errors import InvalidRequest, StoreUnavailable
+from postbus.model import Event, Stats
 from postbus.payload import Draft
 from postbus.store.catalog import Catalog
 from postbus.store.committer import Committer
@@ -25,7 +25,7 @@ from postbus.store.liveness import Liveness
 from postbus.store.migrate import migrate
 from postbus.store.postgres import appending, foreign
 from postbus.store.postgres.connection import Address, Database, put_schema, translate, translated
-from postbus.store.postgres.inspection import inspect
+from postbus.store.postgres.inspection import holders, inspect, require_safe
 from postbus.store.postgres.leases import PostgresLeases
 from postbus.store.postgres.listen import Bell, Listener, Notifier
 from postbus.store.queries import load_migrations
@@ -35,14 +35,13 @@ from postbus.store.session import Session
 from postbus.store.sql import SqlStore
 from postbus.store.transaction import CallersTransaction
 
-__all__ = ["PostgresStore"]
+__all__ = ["Address", "PostgresStore", "migration_script"]
 
 R = TypeVar("R")
 MAX_IDLE: Final = 8
 MAX_CLAIM: Final = 1_000
 BACKFILL: Final = 5_000
 PATIENCE: Final = 30.0
-OLDEST_SERVER: Final = 14
 
 
 class PostgresStore(SqlStore):
@@ -79,7 +78,7 @@ class PostgresStore(SqlStore):
     def _prepare(self, *, auto_migrate: bool) -> str:
         db = Database(self._direct).ready()
         try:
-            _require_safe(db)
+            require_safe(db)
             migrate(_Schema(db, self._address.schema), allowed=auto_migrate)
             return db.value("log_id")
         finally:
@@ -229,6 +228,11 @@ class PostgresStore(SqlStore):
                     self._notifier = self._notifier or Notifier(self._address)
             self._notifier.tell()
 
+    def stats(self) -> Stats:
+        found = super().stats()
+        with self._connection() as (db, _):
+            return replace(found, holders=holders(db))
+
     def inspect(self, *, deep: bool) -> tuple[Finding, ...]:
         with self._connection() as (db, _):
             return inspect(db, deep=deep)
@@ -321,17 +325,11 @@ class _Schema:
             raise
 
 
-def _require_safe(db: Database) -> None:
-    """Raise UnsafeStore for a server that is too old, a standby, or set to forget what it has acknowledged."""
-    version, standby, fsync, pages = db.execute(
-        "SELECT current_setting('server_version_num')::integer / 10000, pg_is_in_recovery(), current_setting('fsync'), "
-        "current_setting('full_page_writes')"
-    )[0]
-    if version < OLDEST_SERVER:
-        raise UnsafeStore(f"PostgreSQL {version} is too old: postbus needs {OLDEST_SERVER} or newer")
-    if standby:
-        raise UnsafeStore("this is a standby, which shows neither pins nor the newest events: connect to the primary")
-    if (fsync, pages) != ("on", "on"):
-        raise UnsafeStore(
-            f"fsync={fsync}, full_page_writes={pages}: a crash could lose acknowledged events; turn both on"
-        )
+def migration_script(url: str) -> str:
+    """Return the SQL that makes the schema from nothing, without a connection."""
+    schema = Address.of(url).schema
+    steps = "".join(
+        f"-- {name}\n{sql.rstrip()}\nUPDATE postbus.meta SET value = '{number}' WHERE key = 'schema_version';\n\n"
+        for number, name, sql in load_migrations("postbus.store.postgres")
+    )
+    return f"BEGIN;\nCREATE SCHEMA IF NOT EXISTS {schema};\n\n{put_schema(steps, schema)}COMMIT;\n"

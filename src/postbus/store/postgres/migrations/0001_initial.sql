@@ -154,7 +154,8 @@ CREATE SEQUENCE postbus.epochs CACHE 1;
 CREATE FUNCTION postbus.namespace(stream text) RETURNS bigint LANGUAGE sql IMMUTABLE
     AS $$ SELECT hashtextextended('postbus.' || stream, 0) & 32767 $$;
 
-CREATE FUNCTION postbus.pin(stream text) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+CREATE FUNCTION postbus.pin(stream text) RETURNS void
+    LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     space bigint := postbus.namespace(stream);
     setting text := 'postbus_pin.s' || space;
@@ -183,8 +184,9 @@ ALTER TABLE postbus.events ENABLE ALWAYS TRIGGER pin;
 ALTER TABLE postbus.event_log ENABLE ALWAYS TRIGGER pin;
 
 -- Who has appended to a stream and not ended yet, and up to which id readers may go meanwhile.
-CREATE FUNCTION postbus.pins(stream text) RETURNS TABLE (pid integer, floor bigint) LANGUAGE sql VOLATILE AS $$
-    SELECT l.pid, (l.classid::bigint & 65535) << 32 | l.objid::bigint
+CREATE FUNCTION postbus.pins(stream text) RETURNS TABLE (pid integer, holder text, floor bigint)
+    LANGUAGE sql VOLATILE AS $$
+    SELECT l.pid, l.virtualtransaction, (l.classid::bigint & 65535) << 32 | l.objid::bigint
       FROM pg_locks AS l
      WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted
        AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
@@ -194,7 +196,8 @@ $$;
 -- Each statement of a VOLATILE function under READ COMMITTED looks anew, and in this order. Callers read on
 -- `id > seen AND id <= head` in a further statement, and remember the id of an event seen, never the head itself:
 -- after a crash the sequence may hand out again what only rolled-back inserts had drawn.
-CREATE FUNCTION postbus.head(stream text) RETURNS bigint LANGUAGE plpgsql VOLATILE AS $$
+CREATE FUNCTION postbus.head(stream text) RETURNS bigint
+    LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     upper bigint;
     pinned bigint;
@@ -237,7 +240,8 @@ CREATE FUNCTION postbus.digest(type text, payload text, tags text, key text, tit
 $$;
 
 -- Pin the stream, shut out whoever makes a subscription, and draw ids: never before the pin.
-CREATE FUNCTION postbus.reserve(wanted integer) RETURNS bigint[] LANGUAGE plpgsql VOLATILE AS $$
+CREATE FUNCTION postbus.reserve(wanted integer) RETURNS bigint[]
+    LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM postbus.pin('events');
     PERFORM pg_advisory_xact_lock_shared(postbus.namespace('subscriptions') << 48);
@@ -247,7 +251,8 @@ END $$;
 -- Let supplied uids (NULL: not supplied) stand for the events that bring them, each for the first; return for each event
 -- the id its uid stands for now: its own, or that of the event that was first. Inserted in the order of uids, so that
 -- two batches never wait for each other crosswise; a further statement then sees what others have committed meanwhile.
-CREATE FUNCTION postbus.sift(uids text[], ids bigint[], digests text[]) RETURNS bigint[] LANGUAGE plpgsql VOLATILE AS $$
+CREATE FUNCTION postbus.sift(uids text[], ids bigint[], digests text[]) RETURNS bigint[]
+    LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     other record;
 BEGIN
@@ -271,7 +276,8 @@ END $$;
 -- `dues` may be NULL or hold NULLs: those are due now. Events that go the same way are joined to it, so that its hash
 -- is computed once; the settings keep that join a hash join, whatever the planner thinks of arrays.
 CREATE FUNCTION postbus.deliver(ids bigint[], dues timestamptz[], moment timestamptz) RETURNS void
-    LANGUAGE plpgsql VOLATILE SET enable_hashjoin = on SET enable_nestloop = off SET enable_mergejoin = off AS $$
+    LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    SET enable_hashjoin = on SET enable_nestloop = off SET enable_mergejoin = off AS $$
 BEGIN
     WITH new AS MATERIALIZED (
         SELECT n.id, greatest(coalesce(n.due, moment), moment) AS due, e.type, e.tags, e.priority, e.max_retries,
