@@ -203,19 +203,25 @@ def test_wait_cannot_be_had_inside_a_transaction(bus: EventBus):
 # ── the caller's transaction ─────────────────────────────────────────────────────────────────────────────────────────
 
 
+OWN = {
+    "sqlite": ("INSERT INTO orders VALUES (1, ?)", "SELECT item FROM orders WHERE id = :id"),
+    "postgres": ("INSERT INTO orders VALUES (1, %s)", "SELECT item FROM orders WHERE id = %(id)s"),
+}
+
+
 def test_events_and_ones_own_rows_commit_together(bus: EventBus, kind: str):
     """An outbox without an outbox; placeholders are those of the database's driver (I2)."""
-    one, named = {"sqlite": ("?", ":id"), "postgres": ("%s", "%(id)s")}[kind]
+    insert, select = OWN[kind]
     with bus.transaction() as tx:
         tx.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, item TEXT)")
     with bus.transaction() as tx:
-        tx.execute(f"INSERT INTO orders VALUES (1, {one})", ("book",))
+        tx.execute(insert, ("book",))
         event = bus.publish("order.placed", {"item": "book"}, connection=tx)
         many = bus.publish_many([{"type": "a"}, {"type": "b"}], connection=tx)
     assert bus.get(event.id).type == "order.placed"
     assert [each.id for each in many] == [event.id + 1, event.id + 2]
     with bus.transaction() as tx:
-        assert tx.execute(f"SELECT item FROM orders WHERE id = {named}", {"id": 1}) == [("book",)]
+        assert tx.execute(select, {"id": 1}) == [("book",)]
 
 
 def test_neither_events_nor_rows_stay_if_it_raises(bus: EventBus):

@@ -52,9 +52,9 @@ def stock(store: Store, count: int) -> None:
             ]
         )
     for outcome in (DEAD, DONE, RETRY, None):
-        for delivery in op.claim(1_000, lease=timedelta(hours=1)):
-            if outcome is not None:
-                op.settle(delivery, outcome)
+        taken = op.claim(1_000, lease=timedelta(hours=1))
+        if outcome is not None:
+            store.settle([Settlement(delivery.lease, outcome, "w") for delivery in taken])
 
 
 @pytest.fixture(
@@ -96,7 +96,7 @@ WORK: Final[dict[str, tuple[Callable[[Operator], object], int]]] = {
     "release": (lambda op: op.store.release([each.lease for each in op.claim(10)], "w"), 4_000),
     "expire": (lambda op: op.store.expire(None, RetryPolicy()), 2_000),
     "owners": (lambda op: op.store.owners(), 4_000),
-    "work": (lambda op: op.store.work("default", wanting("order.7")), 2_000),
+    "work": (lambda op: op.store.work("default", wanting("order.7")), 6_000),
     "publish": (lambda op: op.publish("order.3", uid="the same"), 2_000),
     "publish a batch": (lambda op: op.publish_all(*[{"type": "order.3"}] * 150), 4_000),
     "get": (lambda op: op.get(777), 2_000),
@@ -107,7 +107,8 @@ WORK: Final[dict[str, tuple[Callable[[Operator], object], int]]] = {
     "list a later page": (lambda op: op.list(limit=50, after=20_000), 22_000),
     **{f"list {status.value}": (lambda op, status=status: op.list(status, limit=50), 22_000) for status in Status},
 }
-"""What is asked for, and how many rows it may look at: a list counts to 10,000, the rest looks at what it takes."""
+"""What is asked for, and how many rows it may look at: a list counts to 10,000, the rest looks at what it takes,
+and at what is leased or waits for a retry."""
 
 
 @pytest.mark.timeout(300)
@@ -132,7 +133,7 @@ def test_following_scans_nothing(large: str):
 
     scans, read = cost(large, follow)
     assert scans == 0
-    assert read <= 1_000 * REPEAT
+    assert read <= 3_000 * REPEAT
 
 
 def cost(url: str, work: Callable[[Store], object]) -> tuple[int, int]:

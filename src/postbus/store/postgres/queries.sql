@@ -267,10 +267,6 @@ SELECT id FROM postbus.events WHERE id < $1 ORDER BY id DESC;
 -- name: pending_below
 SELECT event_id FROM postbus.deliveries WHERE event_id < $1 AND subscription = $2 AND state IN (0, 3) ORDER BY event_id DESC;
 
--- name: tried_below
--- Leased (1) or dead (2) ones: few rows, so they are sorted here.
-SELECT event_id FROM postbus.deliveries WHERE tried = $3 AND subscription = $2 AND event_id < $1 ORDER BY event_id DESC;
-
 -- name: completed_below
 -- A subscription deleted and made anew has its own deliveries: what the old one completed may be pending in the new.
 SELECT DISTINCT event_id FROM postbus.event_log AS l
@@ -278,10 +274,10 @@ SELECT DISTINCT event_id FROM postbus.event_log AS l
    AND NOT EXISTS (SELECT 1 FROM postbus.deliveries AS d WHERE d.event_id = l.event_id AND d.subscription = $2)
  ORDER BY event_id DESC;
 
--- name: dead
--- Newest event first, straight off the index; the keyset is (created_at, event_id).
+-- name: tried
+-- Leased (1) or dead (2), newest event first, straight off the index; the keyset is (created_at, event_id).
 SELECT event_id, subscription, postbus.micros(created_at) FROM postbus.deliveries
- WHERE tried = 2 AND subscription = $1 AND (created_at, event_id) < (postbus.at(least($2, 253402300799000000)), $3)
+ WHERE tried = $4 AND subscription = $1 AND (created_at, event_id) < (postbus.at(least($2, 253402300799000000)), $3)
  ORDER BY created_at DESC, event_id DESC;
 
 -- name: count_dead
@@ -385,7 +381,8 @@ SELECT pg_notify('postbus', '');
 -- name: holders
 -- Who has published and not ended yet: followers wait at its floor meanwhile. A prepared transaction has no pid.
 SELECT p.floor, p.pid, x.gid, coalesce(a.application_name, ''), coalesce(a.state, 'prepared'),
-       extract(epoch FROM clock_timestamp() - coalesce(a.xact_start, x.prepared))::float8, left(coalesce(a.query, ''), 120)
+       extract(epoch FROM clock_timestamp() - coalesce(a.xact_start, x.prepared, clock_timestamp()))::float8,
+       left(coalesce(a.query, ''), 120)
   FROM postbus.pins('events') AS p
   LEFT JOIN pg_stat_activity AS a ON a.pid = p.pid
   LEFT JOIN pg_prepared_xacts AS x ON p.holder = '-1/' || x.transaction::text

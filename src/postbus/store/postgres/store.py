@@ -313,6 +313,7 @@ class _Schema:
         db = self._db
         try:
             db.begin()
+            db.execute("SET LOCAL lock_timeout = '10min'; SET LOCAL statement_timeout = 0")
             db.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 7))", (f"postbus migrates {self._schema}",))
             if self.version() == number - 1:
                 db.execute(f"CREATE SCHEMA IF NOT EXISTS {self._schema}")

@@ -240,11 +240,6 @@ SELECT id FROM events WHERE id < ? ORDER BY id DESC;
 -- name: pending_below
 SELECT event_id FROM deliveries WHERE event_id < ? AND subscription = ? AND state IN (0, 3) ORDER BY event_id DESC;
 
--- name: tried_below
--- Leased (1) or dead (2) ones: few rows, so they are sorted here.
-SELECT event_id FROM deliveries INDEXED BY deliveries_tried
- WHERE tried = ?3 AND subscription = ?2 AND event_id < ?1 ORDER BY event_id DESC;
-
 -- name: completed_below
 -- A subscription deleted and made anew has its own deliveries: what the old one completed may be pending in the new.
 SELECT DISTINCT event_id FROM event_log INDEXED BY event_log_completed
@@ -252,10 +247,10 @@ SELECT DISTINCT event_id FROM event_log INDEXED BY event_log_completed
    AND NOT EXISTS (SELECT 1 FROM deliveries AS d WHERE d.event_id = event_log.event_id AND d.subscription = ?2)
  ORDER BY event_id DESC;
 
--- name: dead
--- Newest event first, straight off the index; the keyset is (created_at, event_id).
+-- name: tried
+-- Leased (1) or dead (2), newest event first, straight off the index; the keyset is (created_at, event_id).
 SELECT event_id, subscription, created_at FROM deliveries INDEXED BY deliveries_tried
- WHERE tried = 2 AND subscription = ?1
+ WHERE tried = ?4 AND subscription = ?1
    AND (created_at, event_id) < (?2, ?3)
  ORDER BY created_at DESC, event_id DESC;
 
