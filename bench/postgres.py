@@ -13,7 +13,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.sql import SQL, Identifier
 
-__all__ = ["URL", "cost", "database", "facts", "server"]
+__all__ = ["URL", "calm", "cost", "database", "facts", "server"]
 
 URL: Final = "BENCH_URL"
 """The environment variable that tells a sample where its database is."""
@@ -56,6 +56,13 @@ def facts(url: str) -> str:
         settings = {name: _setting(db, name) for name in (*_DURABLE, "shared_buffers")}
         version = _setting(db, "server_version")
     return f"{version} ({', '.join(f'{name} {value}' for name, value in settings.items())})"
+
+
+def calm() -> None:
+    """Have this sample's database do now what it would do in the background after much was published."""
+    with psycopg.connect(os.environ[URL], autocommit=True) as db:
+        db.execute("VACUUM (ANALYZE)")
+        db.execute("CHECKPOINT")
 
 
 def cost(target: str, arguments: Mapping[str, Any]) -> dict[str, float]:

@@ -313,7 +313,8 @@ class EventBus:
             if self._upkeep is not None:
                 self._upkeep.stop(timeout=5)
             done = self._worker.stop(limit) if self._worker is not None else True
-            self.store.forget_handlers(self._owner)
+            if self._worker is not None:  # nothing was registered before: a mere publisher may not even write there
+                self.store.forget_handlers(self._owner)
             if not done:
                 tell(logging.WARNING, "shutdown_incomplete", held=self._worker.held if self._worker else 0)
         finally:

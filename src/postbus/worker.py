@@ -212,7 +212,10 @@ class Worker:
         if not deliveries:
             return
         probe("claimed")
-        self._beat_faster((deliveries[0].lease_until - self._store.now()).total_seconds() / 3)
+        first = deliveries[0]
+        self._beat_faster(
+            (first.lease_until - first.event.updated_at).total_seconds() / 3
+        )  # it was updated by the claim
         self._alone = deliveries[0].suspect
         self._held.update((delivery.lease, delivery) for delivery in deliveries)
         runs = [self._execution.begin(delivery) for delivery in deliveries]

@@ -11,9 +11,7 @@ from postbus.payload import draft
 from postbus.store.contract import Settled, Settlement
 from tests.conftest import Crew
 from tests.contract.stores import DEAD, DONE, FLAWED, OUTCOMES, RETRY, Operator, Site
-from tests.kinds import on_sqlite
 
-pytestmark = on_sqlite
 ENDLESS = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT count(*) FROM n"
 
 

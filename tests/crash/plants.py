@@ -10,6 +10,9 @@ from postbus import Context, Event, EventBus
 from postbus.model import Done
 from postbus.observe import probe
 from postbus.store.contract import Settlement
+from postbus.store.postgres import appending
+from postbus.store.postgres.connection import Database as PostgresDatabase
+from postbus.store.postgres.connection import localized
 from postbus.store.sqlite.connection import SQL, Database
 
 __all__ = ["PLANTS", "ForgetfulConnection"]
@@ -18,15 +21,21 @@ FENCE: Final = re.compile(
     r"AND (?:d\.)?epoch (?:= \?|= told\.value ->> 2|IN \(SELECT value ->> 2 FROM json_each\(\?1\)\))"
 )
 """How the queries that settle compare the epoch."""
+PG_FENCE: Final = re.compile(r"AND (?:d\.)?epoch = (\$\d+(?:::\w+)?|t\.epoch)")
 
 
 def no_epoch_check() -> None:
     """Let any epoch settle a delivery, as if it were the one that holds it."""
-    fenced = {name: sql for name, sql in SQL.items() if FENCE.search(sql) and name != "recorded"}
+    _unfence(SQL, FENCE, lambda found: "AND ? IS NOT NULL" if found[0].endswith("= ?") else "")
+    _unfence(localized("postbus"), PG_FENCE, lambda found: f"AND {found[1]} IS NOT NULL")
+
+
+def _unfence(queries: dict[str, str], fence: re.Pattern[str], without: Callable[[re.Match[str]], str]) -> None:
+    fenced = {name: sql for name, sql in queries.items() if fence.search(sql) and name != "recorded"}
     if not {"held", "finish"} <= fenced.keys():
         raise LookupError("the queries that settle compare the epoch in another way now: plant this bug anew")
     for name, sql in fenced.items():
-        SQL[name] = FENCE.sub(lambda found: "AND ? IS NOT NULL" if found[0].endswith("= ?") else "", sql)
+        queries[name] = fence.sub(without, sql)
 
 
 def settle_before_handle() -> None:
@@ -60,6 +69,25 @@ def ack_before_commit() -> None:
             commit(self)
 
     Database.begin, Database.commit = lazy_begin, lazy_commit
+    _append_lazily()
+
+
+def _append_lazily() -> None:
+    """Do the same on PostgreSQL, where a small publish is a statement that commits itself."""
+    honest = appending.append_all
+    appended = 0
+
+    def append_all(db: PostgresDatabase, *rest: Any) -> Any:
+        nonlocal appended
+        appended += 1
+        if not db.in_transaction:
+            db.begin()
+        stored = honest(db, *rest)
+        if appended % 8 == 0:
+            db.commit()
+        return stored
+
+    appending.append_all = append_all
 
 
 class ForgetfulConnection(apsw.Connection):

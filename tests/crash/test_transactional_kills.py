@@ -10,9 +10,7 @@ import pytest
 from postbus import EventBus, NewEvent
 from tests.crash.child import wish
 from tests.crash.processes import Child, Trial, until
-from tests.kinds import on_sqlite
 
-pytestmark = on_sqlite
 CREW = ("w1", "w2")
 FED = 30
 PROBES = {"handled": 40, "settling": 30, "settled": 30}
@@ -52,8 +50,8 @@ def check_effects(trial: Trial) -> Counter[int]:
     completed = [row.event_id for row in trial.database().audit if row.action == "COMPLETED"]
     assert effects == Counter(completed)
     first = {row[0] for row in trial.rows("SELECT id FROM events WHERE type = 'trial.event'")}
-    followers = trial.rows("SELECT payload FROM events WHERE type = 'trial.after'")
-    assert Counter(int(row[0].split(":")[-1].strip(" }")) for row in followers) == Counter(first & set(completed))
+    followers = trial.rows("SELECT uid FROM events WHERE type = 'trial.after'")
+    assert Counter(int(row[0].split("-")[1]) for row in followers) == Counter(first & set(completed))
     return effects
 
 

@@ -8,6 +8,7 @@ import psycopg
 import pytest
 
 from postbus.store import Store, open_store
+from postbus.store.contract import Finding
 from tests.conftest import Crew
 from tests.postgres.server import query
 from tests.postgres.writers import Reader, Writers, insert
@@ -154,20 +155,34 @@ def test_the_pins_of_the_audit_log_are_its_own(url: str, connect: Connect):
     assert query(url, "SELECT head('events'), head('event_log')") == [(0, 1)]
 
 
-def test_doctor_names_who_holds_followers_back(url: str, store: Store, connect: Connect):
+def wrong(store: Store, word: str) -> list[Finding]:
+    """Return what `doctor` finds wrong that mentions a word."""
+    return [each for each in store.inspect(deep=False) if not each.ok and word in each.message]
+
+
+def test_doctor_names_who_holds_followers_back(store: Store, connect: Connect, eventually: Callable[..., Any]):
     """By pid, application and age, with the command that would end it (S3.13)."""
     holder = connect(autocommit=False, application_name="forgotten-shell")
     insert(holder)
-    findings = [each for each in store.inspect(deep=False) if not each.ok]
-    (finding,) = [each for each in findings if str(holder.info.backend_pid) in each.message]
+    (finding,) = eventually(lambda: wrong(store, str(holder.info.backend_pid)))
     assert "forgotten-shell" in finding.message
     assert finding.remedy is not None
     assert f"pg_terminate_backend({holder.info.backend_pid})" in finding.remedy
     holder.rollback()
-    assert [each for each in store.inspect(deep=False) if str(holder.info.backend_pid) in each.message] == []
+    assert wrong(store, str(holder.info.backend_pid)) == []
 
 
-def test_doctor_names_a_prepared_transaction_that_holds_followers_back(url: str, store: Store, connect: Connect):
+def test_doctor_says_nothing_of_a_transaction_that_does_not_publish(url: str, store: Store, connect: Connect):
+    """A long write elsewhere holds nobody back, so nobody is asked to end it (S3.13)."""
+    other = connect(autocommit=False)
+    other.execute("CREATE TABLE public.elsewhere (x integer)")
+    assert query(url, "SELECT count(*) FROM pins('events')") == [(0,)]
+    assert [each for each in store.inspect(deep=True) if not each.ok] == []
+
+
+def test_doctor_names_a_prepared_transaction_that_holds_followers_back(
+    url: str, store: Store, connect: Connect, eventually: Callable[..., Any]
+):
     """It has no pid: the finding says how to end it all the same (S3.13)."""
     holder = connect(autocommit=False)
     holder.tpc_begin(holder.xid(1, "held", "test"))
@@ -175,9 +190,8 @@ def test_doctor_names_a_prepared_transaction_that_holds_followers_back(url: str,
     holder.tpc_prepare()
     holder.close()
     try:
-        findings = [each for each in store.inspect(deep=False) if not each.ok]
+        (finding,) = eventually(lambda: wrong(store, "prepared"))
     finally:
         query(url, "ROLLBACK PREPARED '1_aGVsZA==_dGVzdA=='")
-    (finding,) = [each for each in findings if "prepared" in each.message]
     assert finding.remedy is not None
     assert "ROLLBACK PREPARED" in finding.remedy

@@ -23,6 +23,8 @@ class Ledger:
         self.committed: list[list[Any]] = []
         self.rolled_back = 0
         self.fail_commits = 0
+        self.lost = False
+        """Whether it broke before the answer to a commit came."""
 
     def begin(self) -> None:
         """Open a transaction."""
@@ -37,6 +39,8 @@ class Ledger:
         assert self.open is not None
         self.committed.append(self.open)
         self.open = None
+        if self.lost:
+            raise ConnectionError("no answer came")
 
     def rollback(self) -> None:
         """Forget what was written."""
@@ -230,6 +234,30 @@ def test_an_interrupt_while_waiting_leaves_the_others_working(
     release.set()
     crew.join(5)
     assert ["other"] in ledger.committed
+
+
+def test_a_group_that_may_have_been_committed_is_not_run_again(
+    committer: Committer[Ledger], ledger: Ledger, crew: Crew, eventually: Any
+):
+    """The connection broke before the answer: everybody in the group is told so, and nothing is done twice (I3)."""
+    told: list[str] = []
+
+    def write(connection: Ledger) -> None:
+        connection.write("once")
+        connection.lost = True
+
+    def publish() -> None:
+        with pytest.raises(ConnectionError) as caught:
+            committer.run(write)
+        told.append(str(caught.value))
+
+    with committer.exclusive():
+        for count in range(1, 4):
+            crew.start(publish)
+            eventually(lambda count=count: len(committer._waiting) == count)
+    crew.join()
+    assert told == ["no answer came"] * 3
+    assert [group for group in ledger.committed if group] == [["once"] * 3]
 
 
 def test_hundreds_of_operations_from_many_threads_are_each_done_once(

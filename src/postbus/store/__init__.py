@@ -1,5 +1,6 @@
 """Where the bus lives: one contract, and a store for each kind of database."""
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
@@ -10,7 +11,7 @@ from postbus.store.contract import Store
 from postbus.store.queries import load_migrations
 from postbus.store.sqlite.store import SqliteStore
 
-__all__ = ["Store", "exists", "migration_script", "open_store", "shown"]
+__all__ = ["Store", "exists", "grant_roles", "migration_script", "open_store", "roles_script", "shown"]
 
 POSTGRES: Final = frozenset({"postgresql", "postgres"})
 
@@ -54,13 +55,30 @@ def migration_script(url: str) -> str:
     )
 
 
-def _postgres() -> Any:
-    """Return the PostgreSQL store's module: psycopg is wanted only where it is used."""
+def roles_script(url: str) -> str:
+    """Return the SQL for least-privilege roles, without opening anything; raise InvalidRequest where there are none."""
+    return _roles_of(url).roles_script(url)
+
+
+def grant_roles(url: str, direct_url: str | None = None) -> None:
+    """Make the least-privilege roles at a URL and grant them what they need; raise InvalidRequest as above."""
+    _roles_of(url).grant_roles(url, direct_url)
+
+
+def _roles_of(url: str) -> Any:
+    if _is_postgres(url):
+        return _postgres("roles")
+    raise InvalidRequest(
+        f"{shown(url)} has no roles: who may read the file may read the bus, who may write it may write"
+    )
+
+
+def _postgres(module: str = "store") -> Any:
+    """Return a module of the PostgreSQL store: psycopg is wanted only where it is used."""
     try:
-        from postbus.store.postgres import store  # noqa: PLC0415
+        return import_module(f"postbus.store.postgres.{module}")
     except ImportError as error:
         raise InvalidRequest(f"PostgreSQL needs its driver: pip install 'postbus[postgres]' ({error})") from None
-    return store
 
 
 def _is_postgres(url: str) -> bool:

@@ -362,6 +362,20 @@ class Store(Protocol):
         """Do one bounded piece of housekeeping (old uids, unused routes, free pages); return what was removed."""
         ...
 
+    def restore_mark(self, actor: str) -> str:
+        """Make a store that was restored from a backup another log than the one backed up; return its new `log_id`.
+
+        Events published after the backup were seen, and leases given after it are still held, by programs that will
+        come back. So ids and epochs go on far above any that the old log can have given (I4, I7), positions of the old
+        log can be told by its `log_id`, and what was leased at the backup is due now, each recorded as RESET. Lost in
+        the midst of it, it is done again; done twice, it only jumps twice.
+        """
+        ...
+
+    def known(self, uids: Sequence[str]) -> set[str]:
+        """Return which of these uids, supplied by a producer within the last days, stand for an event already."""
+        ...
+
     def watch(self) -> Watch:
         """Return a new watch on this store."""
         ...

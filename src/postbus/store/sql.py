@@ -9,7 +9,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
+from uuid import uuid4
 
 import orjson
 
@@ -42,20 +43,35 @@ from postbus.store.reading import Reading, dead_keys, tags_filter
 from postbus.store.records import UNREADABLE, claimed_event, moment, quick_delivery, split_tags
 from postbus.store.session import Row, Session
 
-__all__ = ["SqlStore"]
+__all__ = ["SqlStore", "Won"]
 
 R = TypeVar("R")
 DEDUP_WINDOW: Final = timedelta(days=7)
 HANDLER_MEMORY: Final = timedelta(days=7)
 CHUNK: Final = 1_000
-LOAD_CHUNK: Final = 100
 LOAD_BYTES: Final = 32_000_000
 TIDY_UIDS: Final = 100_000
 SPARE_ROUTES: Final = 10_000
 
 
+class Won(NamedTuple):
+    """What a claim got, before the events are read."""
+
+    taken: list[Taken]
+    suspects: bool
+    """A suspect waits for somebody who holds nothing else."""
+    next_due: datetime | None
+    """When more falls due, if nothing was taken."""
+    policy: RetryPolicy | None
+    """The subscription's own."""
+    now: int
+
+
 class SqlStore(ABC):
     """The verbs of a `Store`. Safe to use from many threads. What each promises stands in the contract."""
+
+    _load_chunk = 100
+    """How many events to read at once: as many as pays, for their payloads may be large."""
 
     def __init__(self, liveness: Liveness) -> None:
         """Begin open, with nobody watching."""
@@ -82,8 +98,13 @@ class SqlStore(ABC):
         """Make a new subscription's deliveries for the events it wants that are in the log already."""
 
     @abstractmethod
-    def _claim(self, claim: Claim) -> tuple[list[Taken], bool, datetime | None]:
-        """Lease what is due: what was taken, whether a suspect waits, and when more falls due if nothing was."""
+    def _claim(self, claim: Claim) -> Won:
+        """Lease what is due."""
+
+    def _event_rows(self, ids: list[int]) -> dict[int, Row]:
+        """Return the rows of events by id."""
+        with self._read() as session:
+            return Reading(session).rows(ids)
 
     def _leases(self, session: Session) -> Leases:
         return Leases(session)
@@ -110,43 +131,39 @@ class SqlStore(ABC):
     # ── the lease verbs ──────────────────────────────────────────────────────────────────────────────────────────
 
     def claim(self, claim: Claim) -> Claimed:
-        taken, suspects, next_due = self._claim(claim)
-        if not taken:
-            return Claimed(next_due=next_due, suspects=suspects)
+        won = self._claim(claim)
+        if not won.taken:
+            return Claimed(next_due=won.next_due, suspects=won.suspects)
         try:
-            return Claimed(self._loaded(claim, taken), suspects=suspects)
+            return Claimed(self._loaded(claim, won), suspects=won.suspects)
         except BaseException:
-            self.release([each.lease(claim.subscription) for each in taken], claim.worker_id)
+            self.release([each.lease(claim.subscription) for each in won.taken], claim.worker_id)
             raise
 
-    def _loaded(self, claim: Claim, taken: list[Taken]) -> tuple[Delivery, ...]:
+    def _loaded(self, claim: Claim, won: Won) -> tuple[Delivery, ...]:
         """Return the deliveries with their events; read after the commit, so that other writers need not wait.
 
         An event that cannot be read is buried with the reason, and does not harm its neighbours. What would take too
         much memory at once is handed back.
         """
-        until = from_micros(taken[0].until)
+        taken, now, until = won.taken, from_micros(won.now), from_micros(won.taken[0].until)
+        policy = won.policy or claim.policy
         loaded: list[Delivery] = []
         damaged: list[Settlement] = []
         size = 0
-        with self._read() as session:
-            reading, now = Reading(session), from_micros(session.now)
-            policy = session.catalog.subscription(claim.subscription).retry or claim.policy
-            while taken and size < LOAD_BYTES:
-                chunk, taken = taken[:LOAD_CHUNK], taken[LOAD_CHUNK:]
-                rows = reading.rows([each.event_id for each in chunk])
-                size += sum(len(row[7]) for row in rows.values())
-                for each in chunk:
-                    lease = Lease(each.event_id, claim.subscription, each.epoch)
-                    try:
-                        event = claimed_event(rows[each.event_id], each.retry_count, now)
-                    except UNREADABLE as error:
-                        told = AttemptError("UnsafeStore", str(error), each.attempt, claim.worker_id, now)
-                        damaged.append(Settlement(lease, Dead(told), claim.worker_id))
-                        continue
-                    loaded.append(
-                        quick_delivery(event, lease, each.attempt, policy, claim.worker_id, until, each.suspect)
-                    )
+        while taken and size < LOAD_BYTES:
+            chunk, taken = taken[: self._load_chunk], taken[self._load_chunk :]
+            rows = self._event_rows([each.event_id for each in chunk])
+            size += sum(len(row[7]) for row in rows.values())
+            for each in chunk:
+                lease = Lease(each.event_id, claim.subscription, each.epoch)
+                try:
+                    event = claimed_event(rows[each.event_id], each.retry_count, now)
+                except UNREADABLE as error:
+                    told = AttemptError("UnsafeStore", str(error), each.attempt, claim.worker_id, now)
+                    damaged.append(Settlement(lease, Dead(told), claim.worker_id))
+                    continue
+                loaded.append(quick_delivery(event, lease, each.attempt, policy, claim.worker_id, until, each.suspect))
         if taken:
             self.release([each.lease(claim.subscription) for each in taken], claim.worker_id)
         if damaged:
@@ -155,7 +172,7 @@ class SqlStore(ABC):
 
     def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
         results = self._write(lambda session: self._leases(session).settle(settlements))
-        self._wake()
+        self._ring()
         return results
 
     def extend(self, leases: Sequence[Lease], lease: timedelta) -> set[Lease]:
@@ -406,11 +423,49 @@ class SqlStore(ABC):
             crowded = session.db.value("count_routes") > SPARE_ROUTES
         return self._write(clean) + (self._shut_out(_drop_routes) if crowded else 0)
 
+    def known(self, uids: Sequence[str]) -> set[str]:
+        with self._read() as session:
+            return {row[0] for row in session.db.run("known_uids", (orjson.dumps(uids).decode(),))}
+
+    # ── after a restore ──────────────────────────────────────────────────────────────────────────────────────────
+
+    @abstractmethod
+    def _jump(self, session: Session) -> int:
+        """Let ids and epochs go on far above; return an epoch above all that were ever given."""
+
+    def restore_mark(self, actor: str) -> str:
+        log_id = uuid4().hex
+
+        def mark(session: Session) -> int:
+            epoch = self._jump(session)
+            session.db.run("set_log_id", (log_id,))
+            _bump(session)
+            return epoch
+
+        epoch = self._shut_out(mark)
+        while self._write(lambda session: self._reset_before(session, epoch, actor)):
+            pass
+        self._wake()
+        return log_id
+
+    def _reset_before(self, session: Session, epoch: int, actor: str) -> int:
+        """Make some of the deliveries due that were leased under an earlier epoch than this; return how many."""
+        held = session.db.run("leased_before", (epoch, CHUNK))
+        leases = self._leases(session)
+        for event_id, subscription in held:
+            leases.reset(event_id, subscription, "the store was restored from a backup", actor)
+        return len(held)
+
     # ── watching ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _wake(self) -> None:
+    def _ring(self) -> None:
+        """Have this process look."""
         for watch in tuple(self._watches):
             watch.wake()
+
+    def _wake(self) -> None:
+        """Have every process look."""
+        self._ring()
 
     def _unwatch(self, watch: Watch) -> None:
         with self._lock:

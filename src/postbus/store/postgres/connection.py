@@ -29,7 +29,9 @@ __all__ = ["Address", "Database", "array", "localized", "put_schema", "translate
 
 SCHEMA: Final = re.compile(r"[a-z_][a-z0-9_]{0,47}")
 DEFAULTS: Final = {"application_name": "postbus", "connect_timeout": "10", "tcp_user_timeout": "15000"}
-PLANNER: Final = {"enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off", "jit": "off"}
+PLANNER: Final = {f"enable_{name}": "off" for name in ("seqscan", "bitmapscan", "hashjoin", "mergejoin")} | {
+    "jit": "off"
+}
 """A claim or a settle is a few exact look-ups. A plan cached while the tables were small must not be a scan of them."""
 LIMITS: Final = {"statement_timeout": "60s", "lock_timeout": "10s", "idle_in_transaction_session_timeout": "5min"}
 NO_URL: Final = (

@@ -13,17 +13,18 @@ class PostgresLeases(Leases):
     """Leases, with fewer round trips: rows are found and locked at once, taken at once, finished at once."""
 
     def _merged(self, routes: list[int], limit: int) -> list[Candidate]:
+        if len(routes) == 1:
+            return self._db.run("due_on", (routes[0], self._now, limit))
         return self._db.run("due", (json_array(routes), self._now, limit))
 
     def _take(self, rows: list[Candidate], claim: Claim, end: int, *, suspect: bool) -> list[Taken]:
         if not rows:
             return []
-        first = self._draw(len(rows))
-        ids = json_array(row[1] for row in rows)
-        self._db.run("take", (ids, claim.subscription, end, first, self._now, claim.worker_id, claim.owner))
+        places = "{" + ",".join(f'"{row[5]}"' for row in rows) + "}"
+        first = self._db.value("take", (places, claim.subscription, end, self._now, claim.worker_id, claim.owner))
         return [
             Taken(event_id, attempt + 1, retry_count, epoch, end, suspect)
-            for epoch, (_, event_id, _, attempt, retry_count) in enumerate(rows, first)
+            for epoch, (_, event_id, _, attempt, retry_count, _) in enumerate(rows, first)
         ]
 
     def _finish_all(self, batch: list[Settlement], subscription: str, worker_id: str) -> list[Lease]:

@@ -103,12 +103,19 @@ WITH quota AS MATERIALIZED (
                                   ORDER BY d.due_at, d.event_id LIMIT $3) AS c
              ORDER BY c.due_at, c.event_id LIMIT $3) AS f
      GROUP BY f.route)
-SELECT postbus.micros(t.due_at), t.event_id, t.state, t.attempt, t.retry_count
+SELECT postbus.micros(t.due_at), t.event_id, t.state, t.attempt, t.retry_count, t.place
   FROM quota AS q
- CROSS JOIN LATERAL (SELECT d.due_at, d.event_id, d.state, d.attempt, d.retry_count FROM postbus.deliveries AS d
+ CROSS JOIN LATERAL (SELECT d.due_at, d.event_id, d.state, d.attempt, d.retry_count, d.ctid AS place
+                       FROM postbus.deliveries AS d
                       WHERE d.route = q.route AND d.due_at <= postbus.at($2)
                       ORDER BY d.due_at, d.event_id LIMIT q.n FOR UPDATE SKIP LOCKED) AS t
  ORDER BY t.due_at, t.event_id;
+
+-- name: due_on
+-- The same on one route.
+SELECT postbus.micros(due_at), event_id, state, attempt, retry_count, ctid FROM postbus.deliveries
+ WHERE route = $1 AND due_at <= postbus.at($2)
+ ORDER BY due_at, event_id LIMIT $3 FOR UPDATE SKIP LOCKED;
 
 -- name: is_due
 SELECT 1 FROM postbus.deliveries WHERE route = $1 AND due_at <= postbus.at($2) LIMIT 1;
@@ -133,16 +140,20 @@ SELECT route FROM present
 SELECT (nextval('postbus.epochs') << 10) + $1 - 1;
 
 -- name: take
--- Lease a batch and write its audit rows in one statement; the rows are locked, so every one is found.
-WITH taken AS (
+-- Lease a batch and write its audit rows in one statement, by the places at which this transaction has locked the rows.
+-- Epochs rise in the order given; returns the first of them.
+WITH base AS MATERIALIZED (SELECT nextval('postbus.epochs') << 10 AS epoch),
+taken AS (
     UPDATE postbus.deliveries AS d
-       SET state = 1, tried = 1, due_at = postbus.at($3), epoch = $4 + t.n - 1, attempt = d.attempt + 1,
-           claimed_at = postbus.at($5), updated_at = postbus.at($5), worker_id = $6, owner = $7
-      FROM unnest(translate($1, '[]', '{}')::bigint[]) WITH ORDINALITY AS t (id, n)
-     WHERE d.event_id = t.id AND d.subscription = $2
-    RETURNING d.event_id, d.attempt, d.epoch)
-INSERT INTO postbus.event_log (event_id, subscription, action, created_at, status, attempt, epoch, worker_id)
-SELECT t.event_id, $2, 'PICKED', postbus.at($5), 'PROCESSING', t.attempt, t.epoch, $6 FROM taken AS t;
+       SET state = 1, tried = 1, due_at = postbus.at($3), epoch = (SELECT epoch FROM base) + t.n - 1,
+           attempt = d.attempt + 1, claimed_at = postbus.at($4), updated_at = postbus.at($4), worker_id = $5, owner = $6
+      FROM unnest($1::tid[]) WITH ORDINALITY AS t (place, n)
+     WHERE d.ctid = t.place
+    RETURNING d.event_id, d.attempt, d.epoch),
+logged AS (
+    INSERT INTO postbus.event_log (event_id, subscription, action, created_at, status, attempt, epoch, worker_id)
+    SELECT t.event_id, $2, 'PICKED', postbus.at($4), 'PROCESSING', t.attempt, t.epoch, $5 FROM taken AS t)
+SELECT epoch FROM base;
 
 -- name: log
 INSERT INTO postbus.event_log (event_id, subscription, action, created_at, status, attempt, epoch, worker_id, status_code,
@@ -161,21 +172,7 @@ VALUES ($1, $2, $3, postbus.at($4), $5, $6, $7, $8, $9, $10, $11, $12, $13, $14,
 DELETE FROM postbus.deliveries WHERE event_id = $1 AND subscription = $2 AND epoch = $3;
 
 -- name: finish_all
--- Everything that simply worked, in one statement: the epoch of each is the fence, and only what it lets through is logged.
-WITH gone AS (
-    DELETE FROM postbus.deliveries AS d
-     USING unnest($1::bigint[], $2::bigint[], $3::float8[]) AS t (event_id, epoch, took)
-     WHERE d.event_id = t.event_id AND d.subscription = $4 AND d.epoch = t.epoch AND d.epoch > 0 AND d.state IN (0, 1)
-    RETURNING d.event_id, d.route, d.attempt, d.epoch, d.created_at, d.ready_at, d.claimed_at, d.retry_count, d.errors,
-              t.took)
-INSERT INTO postbus.event_log (event_id, subscription, action, created_at, status, attempt, epoch, worker_id,
-                               execution_time_ms, type, tags, priority, event_created_at, ready_at, claimed_at,
-                               retry_count, errors)
-SELECT g.event_id, $4, 'COMPLETED', postbus.at($6), 'COMPLETED', g.attempt, g.epoch, $5, g.took, r.type, r.tags, r.priority,
-       g.created_at, g.ready_at, g.claimed_at, g.retry_count, g.errors
-  FROM gone AS g
-  LEFT JOIN LATERAL (SELECT v.type, v.tags, v.priority FROM postbus.routes AS v WHERE v.id = g.route LIMIT 1) AS r ON true
-RETURNING event_id;
+SELECT postbus.finish($1::bigint[], $2::bigint[], $3::float8[], $4, $5, postbus.at($6));
 
 -- name: held
 -- What the fence lets through, for the outcomes that keep the row.
@@ -271,7 +268,7 @@ SELECT event_id FROM postbus.deliveries WHERE event_id < $1 AND subscription = $
 -- A subscription deleted and made anew has its own deliveries: what the old one completed may be pending in the new.
 SELECT DISTINCT event_id FROM postbus.event_log AS l
  WHERE subscription = $2 AND status = $3 AND status IN ('COMPLETED', 'COMPLETED_WITH_ERRORS') AND event_id < $1
-   AND NOT EXISTS (SELECT 1 FROM postbus.deliveries AS d WHERE d.event_id = l.event_id AND d.subscription = $2)
+   AND (SELECT 1 FROM postbus.deliveries AS d WHERE d.event_id = l.event_id AND d.subscription = $2) IS NULL
  ORDER BY event_id DESC;
 
 -- name: tried
@@ -401,3 +398,22 @@ SELECT current_setting('server_version'), current_setting('server_version_num'):
 
 -- name: lost_routes
 SELECT count(*) FROM postbus.deliveries AS d WHERE NOT EXISTS (SELECT 1 FROM postbus.routes AS r WHERE r.id = d.route);
+
+-- name: known_uids
+SELECT uid FROM postbus.dedup WHERE uid = ANY (ARRAY(SELECT json_array_elements_text($1::json)));
+
+-- name: set_log_id
+UPDATE postbus.meta SET value = $1 WHERE key = 'log_id';
+
+-- name: jump
+-- Ids go on from the next multiple of a thousand million, epochs 2^32 on: above whatever was given between the backup and
+-- its restoring. Routes lose the transaction that wrote them: in another cluster that number means nothing.
+WITH settled AS (UPDATE postbus.routes SET xid = 0 WHERE xid > 0)
+SELECT setval('postbus.epochs', coalesce(pg_sequence_last_value('postbus.epochs'), 0) + (1::bigint << 22)) << 10,
+       setval('postbus.events_id_seq', ((greatest(coalesce(pg_sequence_last_value('postbus.events_id_seq'), 0),
+           (SELECT max(id) FROM postbus.events)) / 1000000000) + 1) * 1000000000),
+       setval('postbus.event_log_id_seq', ((greatest(coalesce(pg_sequence_last_value('postbus.event_log_id_seq'), 0),
+           (SELECT max(id) FROM postbus.event_log)) / 1000000000) + 1) * 1000000000);
+
+-- name: leased_before
+SELECT event_id, subscription FROM postbus.deliveries WHERE tried = 1 AND epoch < $1 ORDER BY event_id LIMIT $2 FOR UPDATE;

@@ -20,7 +20,6 @@ from postbus.payload import Draft
 from postbus.store.catalog import Catalog
 from postbus.store.committer import Committer
 from postbus.store.contract import Claim, Finding, Transaction, Watch
-from postbus.store.leases import Taken
 from postbus.store.liveness import Liveness
 from postbus.store.migrate import migrate
 from postbus.store.postgres import appending, foreign
@@ -30,9 +29,9 @@ from postbus.store.postgres.leases import PostgresLeases
 from postbus.store.postgres.listen import Bell, Listener, Notifier
 from postbus.store.queries import load_migrations
 from postbus.store.reading import Reading
-from postbus.store.records import decoding, moment
-from postbus.store.session import Session
-from postbus.store.sql import SqlStore
+from postbus.store.records import decoding, json_array, moment
+from postbus.store.session import Row, Session
+from postbus.store.sql import SqlStore, Won
 from postbus.store.transaction import CallersTransaction
 
 __all__ = ["Address", "PostgresStore", "migration_script"]
@@ -50,6 +49,8 @@ class PostgresStore(SqlStore):
     Publishing, claiming and settling each have a connection, so that none waits for another; reading takes one from a
     pool. Only the database's clock decides.
     """
+
+    _load_chunk = 500
 
     def __init__(
         self, url: str, *, auto_migrate: bool = True, direct_url: str | None = None, listen: bool = True
@@ -195,17 +196,27 @@ class PostgresStore(SqlStore):
     def _leases(self, session: Session) -> PostgresLeases:
         return PostgresLeases(session)
 
-    def _claim(self, claim: Claim) -> tuple[list[Taken], bool, datetime | None]:
+    def _claim(self, claim: Claim) -> Won:
         wanted = replace(claim, limit=min(claim.limit, MAX_CLAIM))
 
-        def take(session: Session) -> tuple[list[Taken], bool, datetime | None]:
+        def take(session: Session) -> Won:
+            subscription = session.catalog.subscription(claim.subscription)
             taken, suspects = self._leases(session).claim(wanted)
-            if taken or session.catalog.subscription(claim.subscription).paused:
-                return taken, suspects, None
+            won = Won(taken, suspects, None, subscription.retry, session.now)
+            if taken or subscription.paused:
+                return won
             selection = session.catalog.select(claim.subscription, claim.interests, claim.blocked)
-            return taken, suspects, moment(Reading(session).next_due(selection))
+            return won._replace(next_due=moment(Reading(session).next_due(selection)))
 
         return self._run(self._claimer, take)
+
+    def _event_rows(self, ids: list[int]) -> dict[int, Row]:
+        """Read them as they are: an event never changes, so that no snapshot is needed."""
+        with self._connection() as (db, _):
+            return {row[0]: row for row in db.run("events_by_id", (json_array(ids),))}
+
+    def _jump(self, session: Session) -> int:
+        return session.db.value("jump")
 
     # ── watching and looking after ───────────────────────────────────────────────────────────────────────────────
 
@@ -216,9 +227,6 @@ class PostgresStore(SqlStore):
             if self._listens and self._listener is None:
                 self._listener = Listener(self._direct, self._ring)
         return bell
-
-    def _ring(self) -> None:
-        super()._wake()
 
     def _wake(self) -> None:
         self._ring()

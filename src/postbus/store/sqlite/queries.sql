@@ -337,3 +337,21 @@ PRAGMA freelist_count;
 
 -- name: give_back_pages
 PRAGMA incremental_vacuum(1000);
+
+-- name: known_uids
+SELECT d.uid FROM json_each(?1) AS asked CROSS JOIN dedup AS d ON d.uid = asked.value;
+
+-- name: set_log_id
+UPDATE meta SET value = ? WHERE key = 'log_id';
+
+-- name: begin_sequences
+-- SQLite keeps a counter from the first row on; a log that was empty when it was backed up has none yet.
+INSERT INTO sqlite_sequence (name, seq)
+SELECT value, 0 FROM json_each('["events", "event_log"]') WHERE value NOT IN (SELECT name FROM sqlite_sequence);
+
+-- name: jump_ids
+-- The next multiple of a thousand million: above whatever was given between the backup and its restoring.
+UPDATE sqlite_sequence SET seq = (seq / 1000000000 + 1) * 1000000000 WHERE name IN ('events', 'event_log');
+
+-- name: leased_before
+SELECT event_id, subscription FROM deliveries INDEXED BY deliveries_tried WHERE tried = 1 AND epoch < ? LIMIT ?;

@@ -16,14 +16,13 @@ from postbus.payload import Draft
 from postbus.store.catalog import Catalog
 from postbus.store.committer import Committer
 from postbus.store.contract import Claim, Finding, Transaction, Watch
-from postbus.store.leases import Taken
 from postbus.store.liveness import Liveness
 from postbus.store.migrate import migrate
 from postbus.store.queries import load_migrations
 from postbus.store.reading import Reading
 from postbus.store.records import decoding, moment
 from postbus.store.session import Session
-from postbus.store.sql import SqlStore
+from postbus.store.sql import SqlStore, Won
 from postbus.store.sqlite.appending import Appending, CallersTransaction
 from postbus.store.sqlite.connection import SQLITE_ERRORS, Database, translate, translated
 from postbus.store.sqlite.inspection import inspect
@@ -37,6 +36,8 @@ APPLICATION_ID: Final = int.from_bytes(b"post")
 MAX_READERS: Final = 8
 MAX_REMEMBERED: Final = 1_000
 ENOUGH_FREE_PAGES: Final = 2_000
+EPOCHS_APART: Final = 1 << 32
+"""How far epochs jump after a restore: more than the old log can have given since the backup."""
 
 
 class SqliteStore(SqlStore):
@@ -113,7 +114,7 @@ class SqliteStore(SqlStore):
 
     # ── claiming ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _claim(self, claim: Claim) -> tuple[list[Taken], bool, datetime | None]:
+    def _claim(self, claim: Claim) -> Won:
         key = (claim.subscription, claim.interests, claim.blocked)
         published = self._published
         if self._looked.get(key, published) == published:
@@ -121,18 +122,24 @@ class SqliteStore(SqlStore):
             with self._read() as session:
                 reading, selection = Reading(session), session.catalog.select(*key)
                 if session.catalog.subscription(claim.subscription).paused:
-                    return [], False, None
+                    return Won([], suspects=False, next_due=None, policy=None, now=session.now)
                 if not reading.is_due(selection):
                     self._looked[key] = published
-                    return [], False, moment(reading.next_due(selection))
-        taken, suspects = self._write(lambda session: self._leases(session).claim(claim))
+                    nothing = Won([], suspects=False, next_due=None, policy=None, now=session.now)
+                    return nothing._replace(next_due=moment(reading.next_due(selection)))
+
+        def take(session: Session) -> Won:
+            taken, suspects = self._leases(session).claim(claim)
+            return Won(taken, suspects, None, session.catalog.subscription(claim.subscription).retry, session.now)
+
+        won = self._write(take)
         if len(self._looked) > MAX_REMEMBERED:
             self._looked.clear()
-        self._looked[key] = published if len(taken) < claim.limit else -1
-        if taken:
-            return taken, suspects, None
+        self._looked[key] = published if len(won.taken) < claim.limit else -1
+        if won.taken:
+            return won
         with self._read() as session:
-            return taken, suspects, moment(Reading(session).next_due(session.catalog.select(*key)))
+            return won._replace(next_due=moment(Reading(session).next_due(session.catalog.select(*key))))
 
     # ── housekeeping ─────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -140,6 +147,11 @@ class SqliteStore(SqlStore):
         removed = super().tidy()
         self._write(_give_back_pages)
         return removed
+
+    def _jump(self, session: Session) -> int:
+        session.db.run("begin_sequences")
+        session.db.run("jump_ids")
+        return session.db.value("draw_epochs", (EPOCHS_APART,))
 
     def inspect(self, *, deep: bool) -> tuple[Finding, ...]:
         self._usable()

@@ -383,6 +383,42 @@ BEGIN
     RETURN stored;
 END $$;
 
+-- ── settling ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+-- Finish everything that simply worked, and return which. The epoch is the fence, and is in the DELETE itself: a row that
+-- another transaction has changed since is looked at again as it stands now. Rows are found one by one through the
+-- primary key and removed by their place, because any plan that joins the two tables might be made while the queue is
+-- short and kept when it is long; the settings leave a hash join for what is only joined in memory.
+CREATE FUNCTION postbus.finish(
+    ids bigint[], epochs bigint[], took float8[], name text, worker text, moment timestamptz
+) RETURNS SETOF bigint LANGUAGE plpgsql VOLATILE
+    SET enable_hashjoin = on SET enable_nestloop = off SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+BEGIN
+    RETURN QUERY WITH gone AS (
+        DELETE FROM postbus.deliveries AS d
+         WHERE d.ctid = ANY (ARRAY(
+                   SELECT l.place FROM unnest(ids, epochs) AS t (id, epoch)
+                    CROSS JOIN LATERAL (SELECT v.ctid AS place FROM postbus.deliveries AS v
+                                         WHERE v.event_id = t.id AND v.subscription = name AND v.epoch = t.epoch
+                                        OFFSET 0) AS l))
+           AND d.epoch = ANY (epochs) AND d.state IN (0, 1)
+        RETURNING d.event_id, d.route, d.attempt, d.epoch, d.created_at, d.ready_at, d.claimed_at, d.retry_count, d.errors),
+    ways AS MATERIALIZED (
+        SELECT w.route, r.type, r.tags, r.priority
+          FROM (SELECT DISTINCT g.route FROM gone AS g) AS w
+         CROSS JOIN LATERAL (SELECT v.type, v.tags, v.priority FROM postbus.routes AS v
+                              WHERE v.id = w.route LIMIT 1) AS r)
+    INSERT INTO postbus.event_log (event_id, subscription, action, created_at, status, attempt, epoch, worker_id,
+                                   execution_time_ms, type, tags, priority, event_created_at, ready_at, claimed_at,
+                                   retry_count, errors)
+    SELECT g.event_id, name, 'COMPLETED', moment, 'COMPLETED', g.attempt, g.epoch, worker, t.ms, w.type, w.tags,
+           w.priority, g.created_at, g.ready_at, g.claimed_at, g.retry_count, g.errors
+      FROM gone AS g
+      LEFT JOIN ways AS w ON w.route = g.route
+      LEFT JOIN unnest(epochs, took) AS t (epoch, ms) ON t.epoch = g.epoch
+    RETURNING event_log.event_id;
+END $$;
+
 INSERT INTO postbus.meta (key, value) VALUES
     ('schema_version', '0'), ('pruned_through', '0'), ('catalog', '1'), ('log_id', replace(gen_random_uuid()::text, '-', ''));
 INSERT INTO postbus.subscriptions (name, mode, patterns, tags, created_at)

@@ -1,0 +1,61 @@
+-- Three group roles with what each needs and nothing else. Run by the owner of the schema, after every migration; doing
+-- it again changes nothing. Roles belong to the whole server: give them to login roles of your own, as in
+--     CREATE ROLE shop_web LOGIN IN ROLE postbus_publisher;
+
+DO $$
+DECLARE
+    name text;
+BEGIN
+    FOREACH name IN ARRAY ARRAY['postbus_reader', 'postbus_publisher', 'postbus_worker'] LOOP
+        IF NOT EXISTS (SELECT 1 FROM pg_roles WHERE rolname = name) THEN
+            EXECUTE format('CREATE ROLE %I NOLOGIN', name);
+        END IF;
+    END LOOP;
+    -- A worker looks and publishes as well.
+    FOREACH name IN ARRAY ARRAY['postbus_reader', 'postbus_publisher'] LOOP
+        IF NOT pg_has_role('postbus_worker', name, 'MEMBER') THEN
+            EXECUTE format('GRANT %I TO postbus_worker', name);
+        END IF;
+    END LOOP;
+END $$;
+
+-- Begin with nothing, so that what an older version granted does not stay. Others see only the end of this transaction.
+REVOKE ALL ON SCHEMA postbus FROM PUBLIC, postbus_reader, postbus_publisher, postbus_worker;
+REVOKE ALL ON ALL TABLES IN SCHEMA postbus FROM PUBLIC, postbus_reader, postbus_publisher, postbus_worker;
+REVOKE ALL ON ALL SEQUENCES IN SCHEMA postbus FROM PUBLIC, postbus_reader, postbus_publisher, postbus_worker;
+REVOKE ALL ON ALL ROUTINES IN SCHEMA postbus FROM PUBLIC, postbus_reader, postbus_publisher, postbus_worker;
+
+-- ── reader: looks at everything, changes nothing ────────────────────────────────────────────────────────────────
+GRANT USAGE ON SCHEMA postbus TO postbus_reader;
+GRANT SELECT ON ALL TABLES IN SCHEMA postbus TO postbus_reader;
+GRANT SELECT ON SEQUENCE postbus.events_id_seq, postbus.event_log_id_seq TO postbus_reader;
+GRANT EXECUTE ON FUNCTION postbus.now, postbus.at, postbus.micros, postbus.namespace, postbus.pins, postbus.head
+    TO postbus_reader;
+
+-- ── publisher: appends; reads what opening the bus and answering for a uid used before need ─────────────────────
+-- The functions run with their owner's rights; INSERT on events is for COPY alone.
+GRANT USAGE ON SCHEMA postbus TO postbus_publisher;
+GRANT SELECT ON postbus.meta, postbus.subscriptions, postbus.routes, postbus.events, postbus.deliveries, postbus.event_log,
+    postbus.dedup TO postbus_publisher;
+GRANT SELECT ON SEQUENCE postbus.events_id_seq TO postbus_publisher;
+GRANT INSERT ON postbus.events TO postbus_publisher;
+GRANT EXECUTE ON FUNCTION postbus.now, postbus.at, postbus.micros, postbus.namespace, postbus.pin, postbus.head,
+    postbus.sorted, postbus.digest, postbus.reserve, postbus.sift, postbus.deliver, postbus.append, postbus.publish
+    TO postbus_publisher;
+
+-- ── worker: moves deliveries, and writes what happened; the log itself it can only add to ───────────────────────
+GRANT INSERT, UPDATE, DELETE ON postbus.deliveries, postbus.handlers, postbus.breakers TO postbus_worker;
+GRANT INSERT ON postbus.event_log TO postbus_worker;
+GRANT INSERT, UPDATE ON postbus.subscriptions TO postbus_worker; -- @bus.on makes and widens them; deleting is the owner's
+GRANT INSERT, DELETE ON postbus.routes TO postbus_worker;
+GRANT DELETE ON postbus.dedup TO postbus_worker; -- uids past their window
+GRANT USAGE ON SEQUENCE postbus.epochs TO postbus_worker;
+GRANT EXECUTE ON ALL ROUTINES IN SCHEMA postbus TO postbus_worker; -- no function does more than the tables allow
+
+-- Of meta it may move the one counter that tells others to read the subscriptions anew; not the version, not the log's id.
+GRANT UPDATE (value) ON postbus.meta TO postbus_worker;
+ALTER TABLE postbus.meta ENABLE ROW LEVEL SECURITY;
+DROP POLICY IF EXISTS seen ON postbus.meta;
+DROP POLICY IF EXISTS bumped ON postbus.meta;
+CREATE POLICY seen ON postbus.meta FOR SELECT USING (true);
+CREATE POLICY bumped ON postbus.meta FOR UPDATE TO postbus_worker USING (key = 'catalog');
