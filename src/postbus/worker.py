@@ -24,6 +24,8 @@ HOLD_SECONDS: Final = 0.5
 MOST_HELD: Final = 1_000
 CHUNK_SECONDS: Final = 0.001
 MOST_CHUNK: Final = 64
+STEPS: Final = 2
+"""In how many claims a worker fills up: while handlers run what one brought, the next is under way."""
 QUICK_SECONDS: Final = 0.05
 SMOOTHING: Final = 0.2
 SHORTEST_BEAT: Final = 0.05
@@ -177,9 +179,10 @@ class Worker:
         if held and (self._alone or self._draining):
             return True
         limit, concurrency = self._limit(), self._settings.concurrency
-        # Handlers this quick keep Python's lock all the time: claiming beside them would only slow both down.
-        quick = self._seconds * limit < QUICK_SECONDS * concurrency
-        wanted = limit - concurrency if quick else (limit - concurrency) // 2
+        # Handlers this quick keep Python's lock all the time: claiming beside them would only slow both down, unless
+        # a server does the claiming.
+        quick = not self._store.served and self._seconds * limit < QUICK_SECONDS * concurrency
+        wanted = limit - concurrency if quick else (limit - concurrency) // STEPS
         return held >= limit or (held >= concurrency and limit - held < wanted)
 
     def _room(self) -> int:
@@ -192,7 +195,8 @@ class Worker:
         concurrency = self._settings.concurrency
         if not self._seconds:
             return 2 * concurrency
-        return max(concurrency, min(MOST_HELD, int(concurrency * HOLD_SECONDS / self._seconds)))
+        most = STEPS * MOST_HELD if self._store.served else MOST_HELD
+        return max(concurrency, min(most, int(concurrency * HOLD_SECONDS / self._seconds)))
 
     def _claim(self, subscription: str, limit: int) -> Claimed:
         try:
@@ -213,9 +217,8 @@ class Worker:
             return
         probe("claimed")
         first = deliveries[0]
-        self._beat_faster(
-            (first.lease_until - first.event.updated_at).total_seconds() / 3
-        )  # it was updated by the claim
+        claimed_at = first.event.updated_at or first.lease_until
+        self._beat_faster((first.lease_until - claimed_at).total_seconds() / 3)
         self._alone = deliveries[0].suspect
         self._held.update((delivery.lease, delivery) for delivery in deliveries)
         runs = [self._execution.begin(delivery) for delivery in deliveries]

@@ -99,7 +99,7 @@ def test_ids_given_after_the_backup_are_not_given_again(kind: str, url: str, at_
 def test_a_worker_of_the_old_world_cannot_settle_in_the_restored_one(
     kind: str, url: str, at_work: EventBus, tmp_path: Path
 ):
-    """Neither with a lease from before the backup, nor with one from after it, even of an event claimed anew (I7, I8)."""
+    """Neither with a lease from before the backup nor with one from after it, though all is claimed anew (I7, I8)."""
     before = at_work.poll()
     assert before is not None
     with restored(kind, url, tmp_path) as copy:

@@ -301,9 +301,8 @@ def _publish_big(bus: EventBus, config: Config, number: int) -> None:
 ROLES = {each.__name__: each for each in (live, publish, work, drain, hold, contend, fill)}
 
 
-def main() -> None:
-    """Play the role that the first argument describes."""
-    config = json.loads(sys.argv[1])
+def play(config: Config) -> None:
+    """Play a role to its end."""
     if config.get("log"):
         logging.getLogger("postbus").addHandler(LogFile(config["log"]))
     if config.get("plant"):
@@ -315,4 +314,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    play(json.loads(sys.argv[1]))

@@ -17,7 +17,7 @@ from postbus import EventBus, NewEvent
 from tests.crash import checker
 from tests.postgres.server import query
 
-__all__ = ["Child", "Trial", "until"]
+__all__ = ["Child", "Nursery", "Trial", "until"]
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 BUSY: Final = """
@@ -131,6 +131,34 @@ class Child:
                 pipe.close()
 
 
+class Nursery:
+    """Workers without end, for a trial that kills them: each is forked from a process that has imported everything."""
+
+    def __init__(self, trial: "Trial") -> None:
+        """Start it."""
+        self._trial = trial
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.crash.nursery"],
+            cwd=trial.folder,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+
+    def begin(self, **config: Any) -> int:
+        """Have a worker more; return its pid."""
+        config = self._trial.config("work", **config)
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(config).encode() + b"\n")
+        self._process.stdin.flush()
+        return int(self._process.stdout.readline())
+
+    def close(self) -> None:
+        """Begin no more."""
+        self._process.communicate()
+
+
 @dataclass
 class Trial:
     """One bus, the children that use it, and what they wrote down."""
@@ -152,7 +180,13 @@ class Trial:
 
     def start(self, role: str, name: str = "p", **config: Any) -> Child:
         """Start a child on this trial's bus; publishers of one name share a journal, so that they can go on."""
-        config = {
+        child = Child(self.folder, **self.config(role, name, **config))
+        self.children.append(child)
+        return child
+
+    def config(self, role: str, name: str = "p", **config: Any) -> dict[str, Any]:
+        """Return what a child of this trial needs to know."""
+        return {
             "role": role,
             "name": name,
             "url": self.url,
@@ -162,9 +196,6 @@ class Trial:
             "subscriptions": list(self.subscriptions),
             **config,
         }
-        child = Child(self.folder, **config)
-        self.children.append(child)
-        return child
 
     def publish(self, wishes: Iterable[str]) -> None:
         """Publish, from the test itself, events that ask their handlers for something; write them down."""

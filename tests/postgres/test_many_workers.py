@@ -1,5 +1,6 @@
 """Many worker processes on one queue, killed all the time."""
 
+import os
 import signal
 import time
 from collections import Counter, deque
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.processes import Child, Trial, until
+from tests.crash.processes import Nursery, Trial, until
 
 WORKERS = 8
 OPTIONS = {"lease": 5, "poll_interval": 0.5, "concurrency": 5}
@@ -28,11 +29,6 @@ def done(trial: Trial) -> int:
     return trial.rows(sql)[0][0]
 
 
-def begin(trial: Trial) -> Child:
-    """Start a worker."""
-    return trial.start("work", options=OPTIONS)
-
-
 @pytest.mark.timeout(1_800)
 @pytest.mark.parametrize(
     ("count", "rounds", "pause"), [(2_000, 4, 0.1), pytest.param(100_000, 10_000, 1, marks=pytest.mark.slow)]
@@ -41,23 +37,23 @@ def test_each_event_is_completed_once_though_workers_are_killed_all_the_time(
     trial: Trial, count: int, rounds: int, pause: float, capsys: pytest.CaptureFixture[str]
 ):
     """Eight workers, two killed at a time: one end each, every second execution has a cause (S2.2, S4.10, I9, I11)."""
-    crew = deque(begin(trial) for _ in range(WORKERS))
-    for each in crew:
-        each.hear()
+    nursery = Nursery(trial)
     trial.publish(["pause"] * count)
+    crew = deque(nursery.begin(options=OPTIONS) for _ in range(WORKERS))
+    until(trial.executions, "they are at work")
     began, kills = time.monotonic(), 0
     while (before := done(trial)) < count:
         moment = time.monotonic() + pause
         until(lambda: done(trial) > before and time.monotonic() > moment, "the crew goes on", seconds=60)  # noqa: B023
         for _ in range(2 if kills < 2 * rounds else 0):
-            victim = crew.popleft()  # the one that has been at work for the longest
-            victim.kill()
-            victim.close()
-            crew.append(begin(trial))
+            os.kill(crew.popleft(), signal.SIGKILL)  # the one that has been at work for the longest
+            crew.append(nursery.begin(options=OPTIONS))
             kills += 1
     seconds = time.monotonic() - began
-    for each in crew:
-        each.kill(signal.SIGTERM)
+    for pid in crew:
+        os.kill(pid, signal.SIGTERM)
+    nursery.close()
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in crew), "the last of them have ended")
 
     database, executions = trial.database(), trial.executions()
     completed = Counter(row.event_id for row in database.audit if row.action == "COMPLETED")

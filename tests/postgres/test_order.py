@@ -195,3 +195,16 @@ def test_doctor_names_a_prepared_transaction_that_holds_followers_back(
         query(url, "ROLLBACK PREPARED '1_aGVsZA==_dGVzdA=='")
     assert finding.remedy is not None
     assert "ROLLBACK PREPARED" in finding.remedy
+
+
+def test_each_transaction_of_a_session_takes_a_pin_of_its_own(url: str, connect: Connect):
+    """What was remembered for one transaction is forgotten with it (I5)."""
+    writer, quick, reader = connect(autocommit=False), connect(), Reader(connect())
+    first = insert(writer)
+    writer.commit()
+    insert(writer)
+    insert(quick)
+    assert (reader.turn(), reader.seen) == (first, [first])
+    writer.commit()
+    reader.turn()
+    assert reader.seen == [first, first + 1, first + 2]

@@ -15,7 +15,8 @@ from tests.crash.processes import Child, Trial, until
 from tests.postgres.proxy import Cut, Proxy
 from tests.postgres.server import Server, query
 
-COMMIT = "COMMIT"
+COMMIT = r"COMMIT\x00"
+"""The statement, and not the level READ COMMITTED that transactions begin with."""
 PUBLISH = r"trial\.event"
 """A small publish is one statement, and its own transaction: known by what it stores."""
 GROUP = r"(?s)trial\.event.*trial\.event"
@@ -246,3 +247,32 @@ def test_a_store_that_is_away_is_a_clean_error_and_comes_back(
     eventually(published)
     assert bus.list().total == 2
     bus.shutdown()
+
+
+def test_a_transaction_whose_connection_died_is_not_acknowledged(url: str):
+    """The server ends the session between the last statement and the commit: an error, and nothing is there (I1)."""
+    bus = EventBus(url)
+
+    def publish_and_die() -> None:
+        with bus.transaction() as tx:
+            bus.publish("trial.event", connection=tx)
+            ((pid,),) = tx.execute("SELECT pg_backend_pid()")
+            query(url, "SELECT pg_terminate_backend(%s, 5000)", pid)
+
+    with pytest.raises(StoreUnavailable):
+        publish_and_die()
+    assert query(url, "SELECT count(*) FROM events") == [(0,)]
+    assert bus.publish("trial.event").id > 0
+    bus.shutdown()
+
+
+def test_a_batch_whose_connection_died_before_its_commit_is_not_acknowledged(url: str, bus: EventBus, proxy: Proxy):
+    """Cut before COMMIT, the batch is nowhere and its publisher is told; asked again, it is there once (I1, I2)."""
+    batch = [{"type": "trial.event", "payload": number, "uid": f"u{number}"} for number in range(300)]
+    bus.publish("trial.event")
+    proxy.cut(Cut.BEFORE, COMMIT)
+    with pytest.raises(StoreUnavailable):
+        bus.publish_many(batch)
+    assert query(url, "SELECT count(*) FROM events") == [(1,)]
+    assert len(bus.publish_many(batch)) == 300
+    assert query(url, "SELECT count(*) FROM events") == [(301,)]

@@ -6,7 +6,19 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from postbus.cli import demo, dlq, doctor, events, migrate, publish, stats, subscriptions, worker
+from postbus.cli import (
+    demo,
+    dlq,
+    doctor,
+    events,
+    import_table,
+    migrate,
+    publish,
+    restore_mark,
+    stats,
+    subscriptions,
+    worker,
+)
 from postbus.cli.console import say
 from postbus.errors import PostbusError, exit_code
 
@@ -52,14 +64,16 @@ def root(
     del show_version
 
 
-for module, command in (
-    (demo, demo.demo),
-    (publish, publish.publish),
-    (worker, worker.worker),
-    (stats, stats.stats),
-    (doctor, doctor.doctor),
-    (migrate, migrate.migrate),
+for name, module, command in (
+    ("demo", demo, demo.demo),
+    ("publish", publish, publish.publish),
+    ("worker", worker, worker.worker),
+    ("stats", stats, stats.stats),
+    ("doctor", doctor, doctor.doctor),
+    ("migrate", migrate, migrate.migrate),
+    ("import", import_table, import_table.import_table),
+    ("restore-mark", restore_mark, restore_mark.restore_mark),
 ):
-    app.command(epilog=module.EXAMPLES)(command)
+    app.command(name, epilog=module.EXAMPLES)(command)
 for group in (events.group, dlq.group, subscriptions.group):
     app.add_typer(group)

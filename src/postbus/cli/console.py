@@ -11,7 +11,16 @@ from typing import Any, Final, cast
 
 import typer
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
@@ -156,11 +165,20 @@ def tell_rest(page: Page[Any], noun: str) -> None:
         say(f"no {noun}", style="dim")
 
 
+class _Rate(ProgressColumn):
+    """How many a second."""
+
+    def render(self, task: Task) -> Text:
+        return Text("" if task.speed is None else f"{task.speed:,.0f}/s")
+
+
 @contextmanager
 def progress(what: str, total: int | None) -> Generator[Callable[[int], None]]:
     """Show a bar on stderr, if that is a terminal; what it gives takes the count done so far."""
-    columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=stderr(), transient=True, disable=not sys.stderr.isatty()) as bar:
+    shown = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Rate()
+    with Progress(
+        *shown, TimeElapsedColumn(), console=stderr(), transient=True, disable=not sys.stderr.isatty()
+    ) as bar:
         task = bar.add_task(what, total=total)
         yield lambda done: bar.update(task, completed=done)
 

@@ -1,5 +1,6 @@
 """Where the bus lives: one contract, and a store for each kind of database."""
 
+from contextlib import AbstractContextManager
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
@@ -9,9 +10,11 @@ from postbus.clock import Clock, SystemClock
 from postbus.errors import InvalidRequest
 from postbus.store.contract import Store
 from postbus.store.queries import load_migrations
+from postbus.store.source import Columns, Source
+from postbus.store.sqlite import source as sqlite_source
 from postbus.store.sqlite.store import SqliteStore
 
-__all__ = ["Store", "exists", "grant_roles", "migration_script", "open_store", "roles_script", "shown"]
+__all__ = ["Store", "exists", "grant_roles", "migration_script", "open_source", "open_store", "roles_script", "shown"]
 
 POSTGRES: Final = frozenset({"postgresql", "postgres"})
 
@@ -32,6 +35,13 @@ def open_store(
     if _is_postgres(url):
         return _postgres().PostgresStore(url, auto_migrate=auto_migrate, direct_url=direct_url, listen=listen)
     return SqliteStore(_path(url), clock or SystemClock(), auto_migrate=auto_migrate)
+
+
+def open_source(url: str, table: str, columns: Columns) -> AbstractContextManager[Source]:
+    """Open a table that is at a URL already, to be read as of one moment; raise NotFound, InvalidRequest."""
+    if _is_postgres(url):
+        return _postgres("source").open_source(url, table, columns)
+    return sqlite_source.open_source(_path(url), table, columns)
 
 
 def exists(url: str) -> bool:

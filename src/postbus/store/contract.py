@@ -172,6 +172,11 @@ class Store(Protocol):
         """The store's address, fit to be shown: without any secret."""
         ...
 
+    @property
+    def served(self) -> bool:
+        """Whether a server does the work, beside this process."""
+        ...
+
     def now(self) -> datetime:
         """Return the time that this store decides by."""
         ...

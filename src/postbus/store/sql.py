@@ -70,6 +70,7 @@ class Won(NamedTuple):
 class SqlStore(ABC):
     """The verbs of a `Store`. Safe to use from many threads. What each promises stands in the contract."""
 
+    served = False
     _load_chunk = 100
     """How many events to read at once: as many as pays, for their payloads may be large."""
 

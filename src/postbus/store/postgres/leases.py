@@ -1,30 +1,81 @@
 """The lease verbs where PostgreSQL has a better way than statement after statement."""
 
+import time
+from collections.abc import Sequence
+from typing import Final
+
 from postbus.model import Lease
 from postbus.store.contract import Claim, Settlement
 from postbus.store.leases import Candidate, Leases, Taken
 from postbus.store.postgres.connection import array
-from postbus.store.records import json_array
+from postbus.store.session import Session
 
-__all__ = ["PostgresLeases"]
+__all__ = ["Marks", "PostgresLeases"]
+
+FULL_LOOK_EVERY: Final = 10.0
+BEGINNING: Final = (0, 0)
+
+
+class Marks:
+    """How far this process has taken each route: (due time, event id).
+
+    While anybody keeps an old snapshot open, vacuum may remove nothing, and a look from the beginning of a route wades
+    through everything finished since. So a look begins at the mark. What may lie before it (published by a transaction
+    that was slow to commit, or left by a claim that failed) is found by a look from the beginning, taken whenever the
+    look from the mark did not yield enough, and every few seconds.
+    """
+
+    def __init__(self) -> None:
+        """Begin at the beginning."""
+        self._marks: dict[int, tuple[int, int]] = {}
+        self._full_look = time.monotonic()
+
+    def clear(self) -> None:
+        """Begin at the beginning again."""
+        self._marks.clear()
+        self._full_look = time.monotonic()
+
+    def of(self, routes: Sequence[int]) -> list[tuple[int, int]]:
+        """Return where to begin to look on each route."""
+        if time.monotonic() - self._full_look > FULL_LOOK_EVERY:
+            self.clear()
+        return [self._marks.get(route, BEGINNING) for route in routes]
+
+    def move(self, taken: Sequence[Candidate]) -> None:
+        """Note that these, in their order, were taken."""
+        self._marks.update((row[6], (row[0], row[1])) for row in taken)
 
 
 class PostgresLeases(Leases):
     """Leases, with fewer round trips: rows are found and locked at once, taken at once, finished at once."""
 
+    def __init__(self, session: Session, marks: Marks) -> None:
+        """Work inside a write transaction."""
+        super().__init__(session)
+        self._marks = marks
+
     def _merged(self, routes: list[int], limit: int) -> list[Candidate]:
+        marks = self._marks.of(routes)
+        rows = self._look(routes, marks, limit)
+        if len(rows) < limit and any(mark != BEGINNING for mark in marks):
+            rows = self._look(routes, [BEGINNING] * len(routes), limit)
+        return rows
+
+    def _look(self, routes: list[int], marks: list[tuple[int, int]], limit: int) -> list[Candidate]:
         if len(routes) == 1:
-            return self._db.run("due_on", (routes[0], self._now, limit))
-        return self._db.run("due", (json_array(routes), self._now, limit))
+            return self._db.run("due_on", (routes[0], self._now, *marks[0], limit))
+        low_at, low_id = array(at for at, _ in marks), array(event_id for _, event_id in marks)
+        return self._db.run("due", (array(routes), self._now, low_at, low_id, limit))
 
     def _take(self, rows: list[Candidate], claim: Claim, end: int, *, suspect: bool) -> list[Taken]:
         if not rows:
             return []
         places = "{" + ",".join(f'"{row[5]}"' for row in rows) + "}"
         first = self._db.value("take", (places, claim.subscription, end, self._now, claim.worker_id, claim.owner))
+        self._marks.move(rows)
         return [
             Taken(event_id, attempt + 1, retry_count, epoch, end, suspect)
-            for epoch, (_, event_id, _, attempt, retry_count, _) in enumerate(rows, first)
+            for epoch, (_, event_id, _, attempt, retry_count, _, _) in enumerate(rows, first)
         ]
 
     def _finish_all(self, batch: list[Settlement], subscription: str, worker_id: str) -> list[Lease]:

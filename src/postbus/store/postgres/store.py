@@ -25,7 +25,7 @@ from postbus.store.migrate import migrate
 from postbus.store.postgres import appending, foreign
 from postbus.store.postgres.connection import Address, Database, put_schema, translate, translated
 from postbus.store.postgres.inspection import holders, inspect, require_safe
-from postbus.store.postgres.leases import PostgresLeases
+from postbus.store.postgres.leases import Marks, PostgresLeases
 from postbus.store.postgres.listen import Bell, Listener, Notifier
 from postbus.store.queries import load_migrations
 from postbus.store.reading import Reading
@@ -50,6 +50,7 @@ class PostgresStore(SqlStore):
     pool. Only the database's clock decides.
     """
 
+    served = True
     _load_chunk = 500
 
     def __init__(
@@ -67,6 +68,7 @@ class PostgresStore(SqlStore):
         super().__init__(Liveness(Path(tempfile.gettempdir()) / f"postbus-{os.getuid()}" / log_id))
         self._idle: list[tuple[Database, Catalog]] = []
         self._catalogs: dict[int, Catalog] = {}
+        self._marks = Marks()
         publisher = Database(self._address)
         self._publisher = Committer(publisher, lambda batches: self._append_all(publisher, batches))
         self._claimer = self._committer()
@@ -87,7 +89,12 @@ class PostgresStore(SqlStore):
 
     def _committer(self) -> Committer[Database]:
         catalog = Catalog()
-        db = Database(self._address, on_rollback=catalog.forget)
+
+        def forget() -> None:
+            catalog.forget()
+            self._marks.clear()
+
+        db = Database(self._address, on_rollback=forget)
         self._catalogs[id(db)] = catalog
         return Committer(db)
 
@@ -194,7 +201,7 @@ class PostgresStore(SqlStore):
     # ── claiming ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _leases(self, session: Session) -> PostgresLeases:
-        return PostgresLeases(session)
+        return PostgresLeases(session, self._marks)
 
     def _claim(self, claim: Claim) -> Won:
         wanted = replace(claim, limit=min(claim.limit, MAX_CLAIM))

@@ -1,28 +1,21 @@
 """Appending to the log: events, their deliveries and their uids, inside one transaction."""
 
 import hashlib
-import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
 from postbus.clock import from_micros
-from postbus.errors import InvalidEventError, InvalidRequest
+from postbus.errors import InvalidEventError
 from postbus.model import Event
 from postbus.payload import Draft
 from postbus.store.catalog import Fanout
-from postbus.store.contract import Settled, Settlement
-from postbus.store.leases import Leases
 from postbus.store.reading import Reading
 from postbus.store.records import checksum, due_micros, event_from_draft, json_array, split_tags
 from postbus.store.session import Row, Session
-from postbus.store.sqlite.connection import Database
 
-__all__ = ["Appending", "CallersTransaction"]
+__all__ = ["Appending"]
 
 CHUNK: Final = 1_000
-CONTROL: Final = frozenset({"BEGIN", "COMMIT", "END", "ROLLBACK", "SAVEPOINT", "RELEASE"})
-CUT_EVERY: Final = 0.01
 Known = dict[str, tuple[Event, bytes]]
 
 
@@ -97,55 +90,6 @@ class Appending:
             for route, ids in ways.items():
                 self._deliver(((name, route),), self._now, ids)
             after = rows[-1][0]
-
-
-class CallersTransaction:
-    """A `Transaction` on the bus's own write connection, until its block ends."""
-
-    def __init__(self, db: Database, session: Callable[[], Session]) -> None:
-        """Serve one caller inside one open transaction."""
-        self._db = db
-        self._session = session
-        self._closed = False
-        self._busy = threading.RLock()
-
-    def close(self) -> None:
-        """Serve no more; what another thread is running is cut off."""
-        self._closed = True
-        while not self._busy.acquire(timeout=CUT_EVERY):
-            self._db.interrupt()
-        self._busy.release()
-
-    def execute(self, sql: str, parameters: Sequence[Any] | Mapping[str, Any] = ()) -> list[Row]:
-        """Run one statement of the caller's own and return its rows; the transaction itself is not its business."""
-        if sql.lstrip().partition(" ")[0].rstrip(";").upper() in CONTROL:
-            raise InvalidRequest("the block commits or rolls back: leave BEGIN, COMMIT, ROLLBACK and SAVEPOINT out")
-        with self._open():
-            return self._db.execute(sql, parameters)
-
-    def publish(self, drafts: Sequence[Draft]) -> list[Event]:
-        """Store events that exist only if this transaction commits."""
-        with self._open():
-            return Appending(self._session()).append(drafts)
-
-    def settle(self, settlement: Settlement) -> Settled:
-        """Record how a delivery ended, if this transaction commits."""
-        with self._open():
-            return Leases(self._session()).settle([settlement])[0]
-
-    @contextmanager
-    def _open(self) -> Generator[None]:
-        """Use the connection while it is this transaction's."""
-        with self._busy:
-            self._check_open()
-            yield
-            self._check_open()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise InvalidRequest("this transaction has ended")
-        if not self._db.in_transaction:
-            raise InvalidRequest("the transaction was rolled back by one of its statements; nothing was stored")
 
 
 def _event_row(draft: Draft, identity: int, now: int) -> Row:

@@ -137,7 +137,7 @@ class Database:
         """Run several statements."""
         self._apsw.execute(sql)
 
-    def execute(self, sql: str, parameters: Any = ()) -> list[Row]:
+    def run_own(self, sql: str, parameters: Any = ()) -> list[Row]:
         """Run a statement of the caller's own and return its rows."""
         return self._apsw.execute(sql, parameters).fetchall()
 

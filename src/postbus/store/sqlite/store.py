@@ -23,10 +23,11 @@ from postbus.store.reading import Reading
 from postbus.store.records import decoding, moment
 from postbus.store.session import Session
 from postbus.store.sql import SqlStore, Won
-from postbus.store.sqlite.appending import Appending, CallersTransaction
+from postbus.store.sqlite.appending import Appending
 from postbus.store.sqlite.connection import SQLITE_ERRORS, Database, translate, translated
 from postbus.store.sqlite.inspection import inspect
 from postbus.store.sqlite.watch import FileWatch
+from postbus.store.transaction import CallersTransaction
 
 __all__ = ["SqliteStore"]
 
@@ -92,7 +93,11 @@ class SqliteStore(SqlStore):
         self._usable()
         try:
             with self._committer.exclusive() as db:
-                tx = CallersTransaction(db, lambda: self._session_anew(db))
+                tx = CallersTransaction(
+                    db,
+                    lambda drafts: Appending(self._session_anew(db)).append(drafts),
+                    lambda: self._leases(self._session_anew(db)),
+                )
                 try:
                     yield tx
                 finally:
