@@ -454,7 +454,7 @@ class EventBus:
         policy and, none left, makes it a dead letter; with `retry=False` at once. Repeating it changes nothing.
         Raises LeaseLost, changing nothing, if another claim, a reset or another outcome has come first.
         """
-        described = [describe(each, delivery, self.store) for each in errors]
+        described = [describe(each, delivery) for each in errors]
         outcome = self._outcome(delivery, described, success=success, retry=retry)
         told = Settlement(delivery.lease, outcome, delivery.worker_id, status_code, execution_time_ms)
         if self.store.settle([told])[0] is Settled.LOST:
@@ -467,7 +467,7 @@ class EventBus:
             if success and errors:
                 raise InvalidRequest("success=True and errors contradict each other: leave success out")
             return DoneWithErrors(tuple(errors)) if errors else Done()
-        told = errors[0] if errors else describe("reported as failed", delivery, self.store)
+        told = errors[0] if errors else describe("reported as failed", delivery)
         if len(errors) > 1:
             told = replace(told, message="; ".join(each.message for each in errors))
         return self._execution.decide(delivery, told, Exception() if retry else Discard(), None)

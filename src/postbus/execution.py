@@ -369,7 +369,7 @@ class Execution:
     def _failed(self, run: Run, error: BaseException) -> Outcome | None:
         """Return how the delivery ends by this failure; None when the failure is only to be recorded."""
         handler, delivery = run.handler, run.delivery
-        told = describe(error, delivery, self.store, handler.name)
+        told = describe(error, delivery, handler.name)
         self._move_breaker(handler, lambda breaker, state: breaker.failed(state, self.store.now()))
         if handler.on_error == "record":
             run.recorded.append(told)
@@ -484,8 +484,11 @@ def overdue(handler: Handler) -> TimeoutError:
     return TimeoutError(f"{handler.name} did not return within {handler.timeout} s")
 
 
-def describe(error: BaseException | str, delivery: Delivery, store: Store, handler: str | None = None) -> AttemptError:
-    """Return what is kept of an error: its type, message and the tail of its traceback, made safe to store."""
+def describe(error: BaseException | str, delivery: Delivery, handler: str | None = None) -> AttemptError:
+    """Return what is kept of an error: its type, message and the tail of its traceback, made safe to store.
+
+    When it was is told by the store, as it records it.
+    """
     if isinstance(error, str):
         kind, message, trace = "Error", error, None
     else:
@@ -495,7 +498,6 @@ def describe(error: BaseException | str, delivery: Delivery, store: Store, handl
         message=clean(message)[:MESSAGE_LIMIT],
         attempt=delivery.attempt,
         worker_id=delivery.worker_id,
-        at=store.now(),
         traceback=None if trace is None else clean(trace),
         handler=handler,
     )

@@ -280,7 +280,7 @@ class Worker:
             (report,) = batch
             tell(logging.ERROR, "settle_failed", error=error, event_id=report.delivery.id)
             if not isinstance(report.outcome, Dead):
-                told = describe(error, report.delivery, self._store)
+                told = describe(error, report.delivery)
                 self._settle_or_bury([report._replace(outcome=Dead(told))])
 
     def _settle(self, batch: list[Report]) -> None:

@@ -1,4 +1,4 @@
-"""Starts children cheaply: a process that has imported everything and forks one a line. `python -m tests.crash.nursery`.
+"""Starts children cheaply: `python -m tests.crash.nursery` has imported everything, and forks one for each line.
 
 A worker that lives for a few seconds would otherwise spend most of them importing. It has one thread and has opened
 nothing when it forks, so that a child is as good as one started from nothing.

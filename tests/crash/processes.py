@@ -6,7 +6,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, LiteralString, TypeVar, cast
@@ -136,6 +138,7 @@ class Nursery:
 
     def __init__(self, trial: "Trial") -> None:
         """Start it."""
+        self.crew: deque[int] = deque()
         self._trial = trial
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.crash.nursery"],
@@ -145,18 +148,37 @@ class Nursery:
             stdout=subprocess.PIPE,
         )
 
-    def begin(self, **config: Any) -> int:
-        """Have a worker more; return its pid."""
+    def begin(self, **config: Any) -> None:
+        """Have a worker more."""
         config = self._trial.config("work", **config)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(config).encode() + b"\n")
         self._process.stdin.flush()
-        return int(self._process.stdout.readline())
+        self.crew.append(int(self._process.stdout.readline()))
+
+    def kill(self) -> None:
+        """Kill the one that has been at work for the longest."""
+        os.kill(self.crew.popleft(), signal.SIGKILL)
 
     def close(self) -> None:
-        """Begin no more."""
-        self._process.communicate()
+        """Begin no more, and ask those that are left to end; whoever does not is killed."""
+        if self._process.poll() is None:
+            self._process.communicate()
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for pid in self.crew:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            with suppress(AssertionError):
+                until(lambda: not any(map(_runs, self.crew)), "they end")
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 @dataclass

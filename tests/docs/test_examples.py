@@ -1,21 +1,26 @@
 """What the documents show is what happens: their Python runs, their commands exist, their links lead somewhere."""
 
+import os
 import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, LiteralString, NamedTuple, cast
 
 import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
 from postbus.cli.app import app
+from postbus.store import grant_roles
+from tests.postgres.server import query, server
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+POSTGRESQL = ROOT / "docs" / "postgresql.md"
 
 
 class Block(NamedTuple):
@@ -58,11 +63,33 @@ def test_the_python_of_a_page_runs_and_prints_what_the_page_says(page, tmp_path)
         lines += [""] * (block.line - len(lines)) + block.text.splitlines()
     program = tmp_path / f"{page.stem.lower()}_examples.py"  # line numbers are those of the page
     program.write_text("\n".join(lines), encoding="utf-8")
-    ran = subprocess.run(
-        [sys.executable, "-W", "error", program], check=False, cwd=tmp_path, capture_output=True, text=True, timeout=60
-    )
+    with server().database() if page == POSTGRESQL else nullcontext("") as url:
+        ran = subprocess.run(
+            [sys.executable, "-W", "error", program],
+            check=False,
+            cwd=tmp_path,
+            env={**os.environ, "DATABASE_URL": url},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout == "".join(block.text for block in blocks(page, "output"))
+
+
+def test_the_sql_of_the_postgresql_page_runs():
+    """Its statements publish what they say, from a trigger too, and its roles can be had (S3.13)."""
+    with server().database() as url:
+        grant_roles(url)
+        try:
+            for block in blocks(POSTGRESQL, "sql"):
+                query(url, cast("LiteralString", block.text))
+            assert query(url, "SELECT type, key FROM events ORDER BY id") == [
+                ("order.placed", None), ("parcel.packed", "1"), ("parcel.packed", "2"), ("parcel.sent", "1"),
+            ]  # fmt: skip
+        finally:
+            for name in ("shop_web", "shop_worker", "shop_grafana"):
+                query(url, cast("LiteralString", f"DROP ROLE IF EXISTS {name}"))
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)

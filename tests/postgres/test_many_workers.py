@@ -1,9 +1,7 @@
 """Many worker processes on one queue, killed all the time."""
 
-import os
-import signal
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +21,14 @@ def trial(url: str, tmp_path: Path) -> Iterator[Trial]:
     trial.close()
 
 
+@pytest.fixture
+def nursery(trial: Trial) -> Iterator[Nursery]:
+    """Give a nursery of workers."""
+    nursery = Nursery(trial)
+    yield nursery
+    nursery.close()
+
+
 def done(trial: Trial) -> int:
     """Return how many events have come to an end."""
     sql = "SELECT count(*) FROM event_log WHERE status IN ('COMPLETED', 'COMPLETED_WITH_ERRORS', 'FAILED')"
@@ -33,27 +39,24 @@ def done(trial: Trial) -> int:
 @pytest.mark.parametrize(
     ("count", "rounds", "pause"), [(2_000, 4, 0.1), pytest.param(100_000, 10_000, 1, marks=pytest.mark.slow)]
 )
-def test_each_event_is_completed_once_though_workers_are_killed_all_the_time(
-    trial: Trial, count: int, rounds: int, pause: float, capsys: pytest.CaptureFixture[str]
+def test_each_event_is_completed_once_though_workers_are_killed_all_the_time(  # noqa: PLR0917  fixtures
+    trial: Trial, nursery: Nursery, count: int, rounds: int, pause: float, capsys: pytest.CaptureFixture[str]
 ):
     """Eight workers, two killed at a time: one end each, every second execution has a cause (S2.2, S4.10, I9, I11)."""
-    nursery = Nursery(trial)
     trial.publish(["pause"] * count)
-    crew = deque(nursery.begin(options=OPTIONS) for _ in range(WORKERS))
+    for _ in range(WORKERS):
+        nursery.begin(options=OPTIONS)
     until(trial.executions, "they are at work")
     began, kills = time.monotonic(), 0
     while (before := done(trial)) < count:
         moment = time.monotonic() + pause
         until(lambda: done(trial) > before and time.monotonic() > moment, "the crew goes on", seconds=60)  # noqa: B023
         for _ in range(2 if kills < 2 * rounds else 0):
-            os.kill(crew.popleft(), signal.SIGKILL)  # the one that has been at work for the longest
-            crew.append(nursery.begin(options=OPTIONS))
+            nursery.kill()
+            nursery.begin(options=OPTIONS)
             kills += 1
     seconds = time.monotonic() - began
-    for pid in crew:
-        os.kill(pid, signal.SIGTERM)
     nursery.close()
-    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in crew), "the last of them have ended")
 
     database, executions = trial.database(), trial.executions()
     completed = Counter(row.event_id for row in database.audit if row.action == "COMPLETED")

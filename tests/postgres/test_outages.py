@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from postbus import EventBus, StoreUnavailable
+from postbus import EventBus, Status, StoreUnavailable
+from postbus.observe import set_probe
 from tests.conftest import Crew
 from tests.crash.processes import Child, Trial, until
 from tests.postgres.proxy import Cut, Proxy
@@ -21,6 +22,10 @@ PUBLISH = r"trial\.event"
 """A small publish is one statement, and its own transaction: known by what it stores."""
 GROUP = r"(?s)trial\.event.*trial\.event"
 """Several publishers' events, stored together."""
+ENDED = """
+    SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
+    WHERE datname = current_database() AND pid <> pg_backend_pid()
+"""
 SOON = 10
 """Within so many seconds of the server everybody is at work again."""
 OPTIONS = {"lease": 3, "prefetch": 20, "poll_interval": 0.5}
@@ -55,6 +60,14 @@ def other(server: Server) -> Iterator[Proxy]:
 def bus(url: str, proxy: Proxy) -> Iterator[EventBus]:
     """Give a bus behind the door."""
     bus = EventBus(proxy.url(url), poll_interval=0.2)
+    yield bus
+    bus.shutdown(timeout=5)
+
+
+@pytest.fixture
+def direct(url: str) -> Iterator[EventBus]:
+    """Give a bus with nothing between it and the server."""
+    bus = EventBus(url)
     yield bus
     bus.shutdown(timeout=5)
 
@@ -249,21 +262,19 @@ def test_a_store_that_is_away_is_a_clean_error_and_comes_back(
     bus.shutdown()
 
 
-def test_a_transaction_whose_connection_died_is_not_acknowledged(url: str):
+def test_a_transaction_whose_connection_died_is_not_acknowledged(url: str, direct: EventBus):
     """The server ends the session between the last statement and the commit: an error, and nothing is there (I1)."""
-    bus = EventBus(url)
 
     def publish_and_die() -> None:
-        with bus.transaction() as tx:
-            bus.publish("trial.event", connection=tx)
+        with direct.transaction() as tx:
+            direct.publish("trial.event", connection=tx)
             ((pid,),) = tx.execute("SELECT pg_backend_pid()")
             query(url, "SELECT pg_terminate_backend(%s, 5000)", pid)
 
     with pytest.raises(StoreUnavailable):
         publish_and_die()
     assert query(url, "SELECT count(*) FROM events") == [(0,)]
-    assert bus.publish("trial.event").id > 0
-    bus.shutdown()
+    assert direct.publish("trial.event").id > 0
 
 
 def test_a_batch_whose_connection_died_before_its_commit_is_not_acknowledged(url: str, bus: EventBus, proxy: Proxy):
@@ -276,3 +287,40 @@ def test_a_batch_whose_connection_died_before_its_commit_is_not_acknowledged(url
     assert query(url, "SELECT count(*) FROM events") == [(1,)]
     assert len(bus.publish_many(batch)) == 300
     assert query(url, "SELECT count(*) FROM events") == [(301,)]
+
+
+def test_an_outcome_whose_connection_died_before_its_commit_is_not_acknowledged(bus: EventBus, proxy: Proxy):
+    """All sessions end right before COMMIT: its worker is told, nothing is stored, and it can be told again (I1)."""
+    event = bus.publish("trial.event")
+    delivery = bus.poll()
+    assert delivery is not None
+    set_probe(lambda name: proxy.cut_all() if name == "committing" else None)
+    try:
+        with pytest.raises(StoreUnavailable):
+            bus.finalize(delivery, success=True)
+    finally:
+        set_probe(None)
+    assert [row.action.value for row in bus.get(event.id, include_logs=True).logs] == ["PICKED"]
+    bus.finalize(delivery, success=True)
+    assert bus.get(event.id).status is Status.COMPLETED
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["ended", "restarted"])
+def test_sessions_that_an_administrator_ended_while_idle_do_not_surface(
+    server: Server,
+    url: str,
+    direct: EventBus,
+    restarted: bool,  # noqa: FBT001
+):
+    """The server says goodbye on each idle connection: the next publish, poll or look takes a new one (S4.10)."""
+    for _ in range(3):
+        direct.publish("trial.event")
+    direct.stats()
+    if restarted:
+        server.stop("fast")
+        server.start()
+    else:
+        query(url, ENDED)
+    assert direct.publish("trial.event").id == 4
+    assert direct.poll() is not None
+    assert direct.stats().head == 4

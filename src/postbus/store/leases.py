@@ -1,5 +1,6 @@
 """The verbs that change a delivery: claim, settle, extend, release, reset, expire. Each runs inside a transaction."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -22,6 +23,7 @@ __all__ = ["Leases", "Taken"]
 
 EXACT_ROUTES: Final = 64
 ROTATING_ROUTES: Final = 32
+CHUNK: Final = 1_000
 LOWEST: Final = -(1 << 63)
 _MICROS: Final = timedelta(microseconds=1)
 
@@ -51,6 +53,8 @@ class Leases:
         """Work inside a write transaction."""
         self._db, self._catalog, self._now = session
         self._met_expired = False
+        self._writes: defaultdict[str, list[Row]] = defaultdict(list)
+        self._epochs: Iterator[int] = iter(())
 
     # ── claim ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -135,12 +139,25 @@ class Leases:
         """Return the first of `count` epochs that nobody has had before."""
         return self._db.value("draw_epochs", (count,)) - count + 1
 
+    def _epoch(self) -> int:
+        """Return an epoch nobody has had, of those drawn together if there are any left."""
+        return next(self._epochs, None) or self._draw()
+
+    def _put(self, name: str, row: Row) -> None:
+        """Have a statement run with this row at the next `_flush`, together with all others like it."""
+        self._writes[name].append(row)
+
+    def _flush(self) -> None:
+        writes, self._writes = self._writes, defaultdict(list)
+        for name, rows in writes.items():
+            self._db.many(name, rows)
+
     # ── settle ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
         """Record outcomes; see the contract."""
         if len({each.lease for each in settlements}) < len(settlements):
-            return [self._settle_one(each) for each in settlements]
+            return [result for each in settlements for result in self._settle_singly([each])]
         batches: dict[tuple[str, str], list[Settlement]] = {}
         for each in settlements:
             if isinstance(each.outcome, Done) and each.execution_time_ms is not None and each.status_code is None:
@@ -148,7 +165,9 @@ class Leases:
         finished: set[Lease] = set()
         for (subscription, worker_id), batch in batches.items():
             finished.update(self._finish_all(batch, subscription, worker_id))
-        return [Settled.APPLIED if each.lease in finished else self._settle_one(each) for each in settlements]
+        rest = [each for each in settlements if each.lease not in finished]
+        told = dict(zip((each.lease for each in rest), self._settle_singly(rest), strict=True)) if rest else {}
+        return [told.get(each.lease, Settled.APPLIED) for each in settlements]
 
     def _finish_all(self, batch: list[Settlement], subscription: str, worker_id: str) -> list[Lease]:
         """Finish what simply worked, in three statements whatever the number; return those whose epoch still stood."""
@@ -188,8 +207,21 @@ class Leases:
             errors,
         )
 
-    def _settle_one(self, told: Settlement) -> Settled:
-        row = self._held(told.lease)
+    def _settle_singly(self, settlements: Sequence[Settlement]) -> list[Settled]:
+        """Settle what needs a thought each: the rows are read together, and what becomes of them written together."""
+        results: list[Settled] = []
+        for start in range(0, len(settlements), CHUNK):
+            chunk = settlements[start : start + CHUNK]
+            held = self._held_all([each.lease for each in chunk])
+            drawn = sum(isinstance(each.outcome, Retry | Dead) for each in chunk if each.lease in held)
+            if drawn:
+                first = self._draw(drawn)
+                self._epochs = iter(range(first, first + drawn))
+            results += [self._settle_one(each, held.get(each.lease)) for each in chunk]
+            self._flush()
+        return results
+
+    def _settle_one(self, told: Settlement, row: Held | None) -> Settled:
         if row is None:
             return self._repeated(told)
         match told.outcome:
@@ -200,14 +232,20 @@ class Leases:
             case Done():
                 self._finish(row, told, row.errors)
             case DoneWithErrors(errors):
-                self._finish(row, told, _with(row, *errors))
+                self._finish(row, told, self._with(row, *errors))
             case _:
                 assert_never(told.outcome)
         return Settled.APPLIED
 
     def _finish(self, row: Held, told: Settlement, errors: str | None) -> None:
-        self._db.run("log_end", self._end_row(told, row, errors))
-        self._db.run("finish", (row.event_id, row.subscription, row.epoch))
+        self._put("log_end", self._end_row(told, row, errors))
+        self._put("finish", (row.event_id, row.subscription, row.epoch))
+
+    def _with(self, row: Held, *errors: AttemptError) -> str:
+        """Return the delivery's errors with this attempt's among them: the latest word on each attempt."""
+        earlier = [each for each in decode_errors(row.errors) if each.attempt != row.attempt]
+        now = from_micros(self._now)
+        return encode_errors([*earlier, *(replace(error, attempt=row.attempt, at=error.at or now) for error in errors)])
 
     def _repeated(self, told: Settlement) -> Settled:
         recorded = self._db.run("recorded", tuple(told.lease))
@@ -216,17 +254,18 @@ class Leases:
     def _row(self, event_id: int, subscription: str) -> Held:
         return Held._make(self._db.run("delivery", (event_id, subscription))[0])
 
-    def _held(self, lease: Lease) -> Held | None:
-        rows = self._db.run("held", (lease.event_id, lease.subscription, lease.epoch))
-        return Held._make(rows[0]) if rows else None
+    def _held_all(self, leases: Sequence[Lease]) -> dict[Lease, Held]:
+        """Return what the fence lets through."""
+        held = map(Held._make, self._db.many("held", leases))
+        return {Lease(row.event_id, row.subscription, row.epoch): row for row in held}
 
     def _fail(self, row: Held, told: Settlement, error: AttemptError, due: int) -> None:
         """Make it pending again. An attempt already counted as expired is not counted twice."""
         counted = row.retry_count + (row.state == State.LEASED)
         route = self._catalog.variant(self._db, row.route, solo=False)
-        self._db.run(
+        self._put(
             "end_attempt",
-            (route, due, due, self._now, self._draw(), counted, _with(row, error), row.event_id, row.subscription,
+            (route, due, due, self._now, self._epoch(), counted, self._with(row, error), row.event_id, row.subscription,
              row.epoch),
         )  # fmt: skip
         self._log(row, Action.FAILED, Status.PENDING, told.worker_id, error=error, told=told)
@@ -235,12 +274,12 @@ class Leases:
         """Make it a dead letter, with the row in the audit log that tells its whole story."""
         counted = row.retry_count + (row.state == State.LEASED)
         route = self._catalog.variant(self._db, row.route, solo=False)
-        errors = _with(row, error)
-        self._db.run(
+        errors = self._with(row, error)
+        self._put(
             "bury",
-            (route, self._now, self._draw(), counted, errors, self._now, row.event_id, row.subscription, row.epoch),
+            (route, self._now, self._epoch(), counted, errors, self._now, row.event_id, row.subscription, row.epoch),
         )
-        self._db.run("log_end", self._end_row(told, row, errors))
+        self._put("log_end", self._end_row(told, row, errors))
 
     def _log(
         self,
@@ -252,7 +291,7 @@ class Leases:
         error: AttemptError | None = None,
         told: Settlement | None = None,
     ) -> None:
-        self._db.run(
+        self._put(
             "log",
             (
                 row.event_id,
@@ -313,10 +352,11 @@ class Leases:
 
     def started(self, lease: Lease, worker_id: str) -> None:
         """Record that work has begun."""
-        row = self._held(lease)
+        row = self._held_all([lease]).get(lease)
         if row is None:
             raise LeaseLost(f"the lease on event {lease.event_id} in {lease.subscription!r} has passed to another")
         self._log(row, Action.STARTED, Status.PROCESSING, worker_id)
+        self._flush()
 
     def reset(self, event_id: int, subscription: str, reason: str, actor: str) -> None:
         """Make a leased or scheduled delivery due now."""
@@ -330,6 +370,7 @@ class Leases:
             raise Conflict(f"event {event_id} is a dead letter in {subscription!r}: retry it with dlq.retry")
         self._db.run("make_due", (self._now, self._now, self._now, self._draw(), event_id, subscription, row.epoch))
         self._log(row, Action.RESET, Status.PENDING, actor, error=AttemptError("Reset", reason))
+        self._flush()
 
     # ── expiry ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -344,8 +385,6 @@ class Leases:
 
     def _expire_all(self, rows: list[Held], policy: RetryPolicy) -> None:
         """End attempts nobody will report on: pending again, to be run alone, or dead after the last one."""
-        again: list[Row] = []
-        logs: list[Row] = []
         for row in rows:
             allowed = self._allowed(row, policy)
             error = self._silence(row)
@@ -355,16 +394,13 @@ class Leases:
                 continue
             route = self._catalog.variant(self._db, row.route, solo=True)
             # The epoch stays: until somebody claims it anew, the worker thought lost may still complete it.
-            again.append(
-                (route, self._now, self._now, self._now, row.epoch, row.retry_count + 1, _with(row, error),
-                 row.event_id, row.subscription, row.epoch)
+            self._put(
+                "end_attempt",
+                (route, self._now, self._now, self._now, row.epoch, row.retry_count + 1, self._with(row, error),
+                 row.event_id, row.subscription, row.epoch),
             )  # fmt: skip
-            logs.append(
-                (row.event_id, row.subscription, "EXPIRED", self._now, "PENDING", row.attempt, row.epoch,
-                 row.worker_id, None, error.type, error.message, None)
-            )  # fmt: skip
-        self._db.many("end_attempt", again)
-        self._db.many("log", logs)
+            self._log(row, Action.EXPIRED, Status.PENDING, row.worker_id, error=error)
+        self._flush()
 
     def _allowed(self, row: Held, policy: RetryPolicy) -> int:
         if row.max_retries is not None:
@@ -392,9 +428,3 @@ def _told(told: Settlement) -> tuple[str, str, AttemptError | None]:
             return "FAILED", "FAILED", error
         case _:
             assert_never(told.outcome)
-
-
-def _with(row: Held, *errors: AttemptError) -> str:
-    """Return the delivery's errors with this attempt's among them: the latest word on each attempt."""
-    earlier = [each for each in decode_errors(row.errors) if each.attempt != row.attempt]
-    return encode_errors([*earlier, *(replace(error, attempt=row.attempt) for error in errors)])

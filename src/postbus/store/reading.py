@@ -190,7 +190,7 @@ class Reading:
         page = list(keys)
         total = self._count_dead(which)
         return Page(
-            items=tuple(self._dead_letter(event_id, subscription) for event_id, subscription, _ in page[:limit]),
+            items=tuple(self._dead_letter(*key[:2]) for key in page[:limit]),
             total=min(total, TOTAL_CAP),
             limit=limit,
             offset=offset,
@@ -304,7 +304,7 @@ def dead_keys(db: Database, catalog: Catalog, which: DeadFilter, after: int | st
         return (row for name in names for row in _one_dead(db, which.event_id, name))
     cursors = [db.iterate("tried", (name, *_keyset(db, after, name), State.DEAD)) for name in names]
     rows: Iterator[Row] = merge(*cursors, key=lambda row: (-row[2], -row[0], row[1]))
-    return rows if which.type is None and which.before is None else (row for row in rows if _meant(db, which, row))
+    return rows if which.type is None and which.before is None else (row for row in rows if _meant(catalog, which, row))
 
 
 def _names(catalog: Catalog, which: DeadFilter) -> list[str]:
@@ -331,12 +331,11 @@ def _keyset(db: Database, after: int | str | None, name: str) -> tuple[int, int]
     return rows[0][9] if rows else END_OF_TIME, event_id + (name > passed)
 
 
-def _meant(db: Database, which: DeadFilter, row: Row) -> bool:
-    if which.before is not None:
-        by = row[2] if which.by == "created_at" else db.run("dead_one", row[:2])[0][5]
-        if from_micros(by) > which.before:
-            return False
-    return which.type is None or any(matches(which.type, found[2]) for found in db.run("event", row[:1]))
+def _meant(catalog: Catalog, which: DeadFilter, row: Row) -> bool:
+    _, _, created_at, route, died_at = row
+    if which.before is not None and from_micros(created_at if which.by == "created_at" else died_at) > which.before:
+        return False
+    return which.type is None or matches(which.type, catalog.route(route).type)
 
 
 def _ended(row: Row) -> DeliveryState:

@@ -49,6 +49,7 @@ R = TypeVar("R")
 DEDUP_WINDOW: Final = timedelta(days=7)
 HANDLER_MEMORY: Final = timedelta(days=7)
 CHUNK: Final = 1_000
+LOAD_CHUNK: Final = 100
 LOAD_BYTES: Final = 32_000_000
 TIDY_UIDS: Final = 100_000
 SPARE_ROUTES: Final = 10_000
@@ -71,8 +72,6 @@ class SqlStore(ABC):
     """The verbs of a `Store`. Safe to use from many threads. What each promises stands in the contract."""
 
     served = False
-    _load_chunk = 100
-    """How many events to read at once: as many as pays, for their payloads may be large."""
 
     def __init__(self, liveness: Liveness) -> None:
         """Begin open, with nobody watching."""
@@ -151,11 +150,13 @@ class SqlStore(ABC):
         policy = won.policy or claim.policy
         loaded: list[Delivery] = []
         damaged: list[Settlement] = []
-        size = 0
+        size, step = 0, LOAD_CHUNK
         while taken and size < LOAD_BYTES:
-            chunk, taken = taken[: self._load_chunk], taken[self._load_chunk :]
+            chunk, taken = taken[:step], taken[step:]
             rows = self._event_rows([each.event_id for each in chunk])
             size += sum(len(row[7]) for row in rows.values())
+            # The first few tell how large payloads are: of small ones, all the rest may be read at once.
+            step = LOAD_CHUNK if size * len(taken) > LOAD_BYTES * len(chunk) else len(taken)
             for each in chunk:
                 lease = Lease(each.event_id, claim.subscription, each.epoch)
                 try:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
 from typing import Any, Final, LiteralString, cast
-from urllib.parse import SplitResult, parse_qsl, quote, urlencode, urlsplit, urlunsplit
+from urllib.parse import SplitResult, parse_qsl, quote, urlencode, urlsplit
 
 import psycopg
 from psycopg import conninfo, errors, pq
@@ -68,7 +68,8 @@ class Address:
         schema = next((value for name, value in query if name == "schema"), "postbus")
         if not SCHEMA.fullmatch(schema):
             raise InvalidRequest("schema= in the URL must be a plain lower-case name")
-        rest = urlunsplit(parts._replace(query=urlencode([pair for pair in query if pair[0] != "schema"])))
+        others = urlencode([pair for pair in query if pair[0] != "schema"])
+        rest = url.partition("?")[0] + (f"?{others}" if others else "")
         try:
             read = conninfo.conninfo_to_dict(rest)
         except psycopg.Error:
@@ -293,8 +294,9 @@ def _is_lost(connection: psycopg.Connection[Row]) -> bool:
     if connection.closed:
         return True
     try:
-        readable, _, _ = select.select([connection.fileno()], [], [], 0)
-        if readable:
+        look = select.poll()
+        look.register(connection.fileno(), select.POLLIN)
+        if look.poll(0):
             connection.pgconn.consume_input()
     except (psycopg.Error, OSError, ValueError):
         return True

@@ -2,12 +2,14 @@
 
 import time
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Final
 
 from postbus.model import Lease
 from postbus.store.contract import Claim, Settlement
 from postbus.store.leases import Candidate, Leases, Taken
 from postbus.store.postgres.connection import array
+from postbus.store.records import Held
 from postbus.store.session import Session
 
 __all__ = ["Marks", "PostgresLeases"]
@@ -77,6 +79,31 @@ class PostgresLeases(Leases):
             Taken(event_id, attempt + 1, retry_count, epoch, end, suspect)
             for epoch, (_, event_id, _, attempt, retry_count, _, _) in enumerate(rows, first)
         ]
+
+    def _held_all(self, leases: Sequence[Lease]) -> dict[Lease, Held]:
+        held = map(Held._make, self._db.run("held_all", self._arrays(leases)))
+        return {Lease(row.event_id, row.subscription, row.epoch): row for row in held}
+
+    def extend(self, leases: Sequence[Lease], lease: timedelta) -> set[Lease]:
+        """Let leases run on, all of them in one statement; return those that are lost.
+
+        A row that another transaction changed meanwhile is passed over, and may be held all the same: look twice.
+        """
+        lost = self._extend(list(leases), lease)
+        return self._extend(list(lost), lease) if lost else lost
+
+    def _extend(self, leases: list[Lease], lease: timedelta) -> set[Lease]:
+        ends = array(self._now + self._lease_of(each.subscription, lease) for each in leases)
+        rows = self._db.run("extend", (*self._arrays(leases), ends, self._now))
+        return set(leases) - {Lease(*row) for row in rows}
+
+    @staticmethod
+    def _arrays(leases: Sequence[Lease]) -> tuple[str, list[str], str]:
+        return (
+            array(each.event_id for each in leases),
+            [each.subscription for each in leases],
+            array(each.epoch for each in leases),
+        )
 
     def _finish_all(self, batch: list[Settlement], subscription: str, worker_id: str) -> list[Lease]:
         """Finish what simply worked, in one statement; in order of ids, so that two batches never wait crosswise."""

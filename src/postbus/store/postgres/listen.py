@@ -4,6 +4,8 @@ NOTIFY takes a lock of the whole cluster when it commits, so it is sent in a tra
 tells of, with a constant payload, and at most once every few milliseconds.
 """
 
+import os
+import select
 import threading
 import time
 from collections.abc import Callable
@@ -19,7 +21,7 @@ from postbus.store.session import Row
 __all__ = ["Bell", "Listener", "Notifier"]
 
 APART: Final = 0.01
-WAIT: Final = 0.5
+WAIT: Final = 5.0
 PROBE_EVERY: Final = 10.0
 IDLE: Final = 3_600.0
 
@@ -35,7 +37,8 @@ class Bell:
     def wait(self, timeout: float) -> bool:
         """Return True when rung since the last call, False after `timeout` seconds."""
         rung = self._rung.wait(timeout)
-        self._rung.clear()
+        if rung:  # not otherwise: it may have been rung since
+            self._rung.clear()
         return rung
 
     def wake(self) -> None:
@@ -57,6 +60,7 @@ class Listener:
         self._ring = ring
         self._connection: psycopg.Connection[Row] | None = None
         self._probed = 0.0
+        self._closing = os.pipe()
         self._loop = Loop("listen", self._turn)
         self._loop.start()
 
@@ -66,13 +70,21 @@ class Listener:
                 if self._connection is None:
                     self._connection = self._listen()
                     self._ring()
-                elif any(True for _ in self._connection.notifies(timeout=WAIT, stop_after=1)):
+                elif self._heard(self._connection):
                     self._ring()
                 self._probe(self._connection)
             except psycopg.Error:
                 self._hang_up()
                 raise
         return 0
+
+    def _heard(self, connection: psycopg.Connection[Row]) -> bool:
+        """Wait for a notification; return early, too, when this is closed."""
+        look = select.poll()
+        for end in (connection.fileno(), self._closing[0]):
+            look.register(end, select.POLLIN)
+        look.poll(WAIT * 1000)
+        return any(True for _ in connection.notifies(timeout=0))
 
     def _listen(self) -> psycopg.Connection[Row]:
         connection = self._address.connect()
@@ -94,7 +106,9 @@ class Listener:
 
     def close(self) -> None:
         """Listen no more."""
+        os.close(self._closing[1])
         if self._loop.stop(timeout=2 * WAIT):
+            os.close(self._closing[0])
             self._hang_up()
 
 

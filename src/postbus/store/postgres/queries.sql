@@ -179,12 +179,17 @@ DELETE FROM postbus.deliveries WHERE event_id = $1 AND subscription = $2 AND epo
 -- name: finish_all
 SELECT postbus.finish($1::bigint[], $2::bigint[], $3::float8[], $4, $5, postbus.at($6));
 
--- name: held
--- What the fence lets through, for the outcomes that keep the row.
-SELECT event_id, subscription, route, state, postbus.micros(due_at), attempt, retry_count, max_retries, epoch, worker_id,
-       errors, postbus.micros(created_at), postbus.micros(ready_at), postbus.micros(claimed_at)
-  FROM postbus.deliveries
- WHERE event_id = $1 AND subscription = $2 AND epoch = $3 AND epoch > 0 AND state IN (0, 1) FOR UPDATE;
+-- name: held_all
+-- What the fence lets through, for the outcomes that keep the row; locked in the order of ids.
+SELECT h.event_id, h.subscription, h.route, h.state, postbus.micros(h.due_at), h.attempt, h.retry_count, h.max_retries, h.epoch,
+       h.worker_id, h.errors, postbus.micros(h.created_at), postbus.micros(h.ready_at), postbus.micros(h.claimed_at)
+  FROM (SELECT t.id, t.name, t.epoch FROM unnest($1::bigint[], $2::text[], $3::bigint[]) AS t (id, name, epoch)
+         ORDER BY t.id, t.name) AS t
+ CROSS JOIN LATERAL (SELECT d.event_id, d.subscription, d.route, d.state, d.due_at, d.attempt, d.retry_count, d.max_retries,
+                            d.epoch, d.worker_id, d.errors, d.created_at, d.ready_at, d.claimed_at
+                       FROM postbus.deliveries AS d
+                      WHERE d.event_id = t.id AND d.subscription = t.name AND d.epoch = t.epoch AND d.epoch > 0
+                        AND d.state IN (0, 1) FOR UPDATE) AS h;
 
 -- name: delivery
 SELECT event_id, subscription, route, state, postbus.micros(due_at), attempt, retry_count, max_retries, epoch, worker_id,
@@ -210,9 +215,15 @@ SELECT action, status FROM postbus.event_log
  WHERE event_id = $1 AND subscription = $2 AND epoch = $3 AND action IN ('COMPLETED', 'COMPLETED_WITH_ERRORS', 'FAILED');
 
 -- name: extend
-UPDATE postbus.deliveries SET due_at = postbus.at($1), updated_at = postbus.at($2)
- WHERE event_id = $3 AND subscription = $4 AND epoch = $5 AND state = 1
-RETURNING event_id, subscription, epoch;
+-- By their places, as `postbus.finish` does, and fenced in the UPDATE itself.
+UPDATE postbus.deliveries AS d SET due_at = t.until, updated_at = postbus.at($5)
+  FROM (SELECT l.place, postbus.at(g.until) AS until, g.epoch
+          FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::bigint[]) AS g (id, name, epoch, until)
+         CROSS JOIN LATERAL (SELECT v.ctid AS place FROM postbus.deliveries AS v
+                              WHERE v.event_id = g.id AND v.subscription = g.name AND v.epoch = g.epoch OFFSET 0) AS l
+        OFFSET 0) AS t
+ WHERE d.ctid = t.place AND d.epoch = t.epoch AND d.state = 1
+RETURNING d.event_id, d.subscription, d.epoch;
 
 -- name: release
 UPDATE postbus.deliveries
@@ -278,7 +289,7 @@ SELECT DISTINCT event_id FROM postbus.event_log AS l
 
 -- name: tried
 -- Leased (1) or dead (2), newest event first, straight off the index; the keyset is (created_at, event_id).
-SELECT event_id, subscription, postbus.micros(created_at) FROM postbus.deliveries
+SELECT event_id, subscription, postbus.micros(created_at), route, postbus.micros(died_at) FROM postbus.deliveries
  WHERE tried = $4 AND subscription = $1 AND (created_at, event_id) < (postbus.at(least($2, 253402300799000000)), $3)
  ORDER BY created_at DESC, event_id DESC;
 
@@ -387,7 +398,10 @@ SELECT p.floor, p.pid, x.gid, coalesce(a.application_name, ''), coalesce(a.state
        left(coalesce(a.query, ''), 120)
   FROM postbus.pins('events') AS p
   LEFT JOIN pg_stat_activity AS a ON a.pid = p.pid
-  LEFT JOIN pg_prepared_xacts AS x ON p.holder = '-1/' || x.transaction::text
+  LEFT JOIN pg_locks AS t ON p.pid IS NULL AND t.pid IS NULL AND t.virtualtransaction = p.holder
+        AND t.locktype = 'transactionid' AND t.mode = 'ExclusiveLock'
+  LEFT JOIN pg_prepared_xacts AS x ON x.transaction = t.transactionid
+ WHERE p.pid IS NOT NULL OR x.gid IS NOT NULL
  ORDER BY p.floor;
 
 -- name: horizon

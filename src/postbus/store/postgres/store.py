@@ -51,7 +51,6 @@ class PostgresStore(SqlStore):
     """
 
     served = True
-    _load_chunk = 500
 
     def __init__(
         self, url: str, *, auto_migrate: bool = True, direct_url: str | None = None, listen: bool = True
@@ -59,10 +58,11 @@ class PostgresStore(SqlStore):
         """Open the database, migrating it if allowed; raise UnsafeStore, SchemaMismatch, StoreUnavailable.
 
         `direct_url` says that `url` leads to a transaction pooler, and where the database itself is: listening needs
-        that. Without `listen`, others' events are noticed by polling only.
+        that. Without `listen`, others' events are noticed by polling only; then `direct_url` may be `url` again.
         """
         self._address = Address.of(url, pooled=direct_url is not None)
-        self._direct = replace(Address.of(direct_url), schema=self._address.schema) if direct_url else self._address
+        direct = Address.of(direct_url or url, pooled=direct_url == url)  # the same: nothing may go past the pooler
+        self._direct = replace(direct, schema=self._address.schema)
         with translated(self._address.shown):
             log_id = self._prepare(auto_migrate=auto_migrate)
         super().__init__(Liveness(Path(tempfile.gettempdir()) / f"postbus-{os.getuid()}" / log_id))

@@ -249,7 +249,7 @@ SELECT DISTINCT event_id FROM event_log INDEXED BY event_log_completed
 
 -- name: tried
 -- Leased (1) or dead (2), newest event first, straight off the index; the keyset is (created_at, event_id).
-SELECT event_id, subscription, created_at FROM deliveries INDEXED BY deliveries_tried
+SELECT event_id, subscription, created_at, route, died_at FROM deliveries INDEXED BY deliveries_tried
  WHERE tried = ?4 AND subscription = ?1
    AND (created_at, event_id) < (?2, ?3)
  ORDER BY created_at DESC, event_id DESC;

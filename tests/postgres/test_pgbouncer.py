@@ -1,0 +1,148 @@
+"""Behind PgBouncer in transaction mode: everything but listening goes through the pooler."""
+
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+
+from postbus import EventBus
+from tests.postgres.server import Server, query
+
+PROGRAM = shutil.which("pgbouncer")
+SETTINGS = """
+[databases]
+* = host={server} port=5432 user=postgres
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = {port}
+unix_socket_dir =
+auth_type = any
+{user}
+pool_mode = transaction
+default_pool_size = 4
+logfile = {folder}/log
+pidfile = {folder}/pid
+"""
+"""`auth_type = any` logs every client in as the user of the database line, whom the server trusts."""
+
+pytestmark = pytest.mark.skipif(PROGRAM is None, reason="pgbouncer is not installed")
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return taken.getsockname()[1]
+
+
+@pytest.fixture
+def pooled(server: Server, url: str, eventually: Callable[..., Any]) -> Iterator[str]:
+    """Give the address of the database through a pooler of the test's own, which has fewer connections than it."""
+    owner = pwd.getpwuid(server.data.stat().st_uid).pw_name
+    user = f"user = {owner}" if os.getuid() == 0 else ""  # it does not run as root, nor may others change their user
+    folder = Path(tempfile.mkdtemp(prefix="postbus-bouncer-"))
+    folder.chmod(0o777)
+    port = free_port()
+    (folder / "ini").write_text(SETTINGS.format(server=server.data, port=port, user=user, folder=folder))
+    process = subprocess.Popen([str(PROGRAM), "-q", str(folder / "ini")])
+    try:
+        eventually(lambda: answers(port) or process.poll() is not None)
+        assert process.poll() is None, (folder / "log").read_text()
+        yield f"postgresql://postgres@127.0.0.1:{port}/{conninfo_to_dict(url)['dbname']}"
+    finally:
+        process.terminate()
+        process.wait(10)
+        shutil.rmtree(folder)
+
+
+def answers(port: int) -> bool:
+    """Return whether somebody listens on a port."""
+    with socket.socket() as tried:
+        return tried.connect_ex(("127.0.0.1", port)) == 0
+
+
+def through_pooler(url: str) -> int:
+    """Return how many of the server's connections come from the pooler: the others listen, or ask this."""
+    asked = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query NOT ILIKE 'LISTEN%%'"
+    return query(url, asked + " AND pid <> pg_backend_pid()")[0][0]
+
+
+def test_everything_works_through_a_transaction_pooler(url: str, pooled: str, eventually: Callable[..., Any]):
+    """Publishing in every way, workers, a transactional handler, waking up, dead letters, figures (S4.10, S4.11)."""
+    query(url, "CREATE TABLE public.ledger (event_id bigint PRIMARY KEY)")
+    bus = EventBus(pooled, direct_url=url, poll_interval=30, concurrency=8)
+    publisher = EventBus(pooled, direct_url=url)
+    handled: list[int] = []
+
+    @bus.on("plain")
+    def plain(event: Any) -> None:
+        handled.append(event.id)
+
+    @bus.on("booked", transactional=True)
+    def book(event: Any, tx: Any) -> None:
+        tx.execute("INSERT INTO public.ledger VALUES (%s)", [event.id])
+        publisher.publish("plain", connection=tx)
+
+    with bus:
+        eventually(lambda: query(url, "SELECT 1 FROM pg_stat_activity WHERE query ILIKE 'LISTEN%%'"))
+        threads = [threading.Thread(target=publish_some, args=(publisher, n)) for n in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        publisher.publish_many([{"type": "plain", "payload": n} for n in range(500)])
+        publisher.publish_many([{"type": "booked", "uid": f"u{n}"} for n in range(150)])
+        with psycopg.connect(pooled) as connection:
+            publisher.publish("plain", connection=connection)
+        with publisher.transaction() as tx:
+            publisher.publish("plain", connection=tx)
+        eventually(lambda: len(handled) == 60 + 500 + 150 + 2, within=30)
+        bus.wait_idle(timeout=30)
+        assert bus.stats().rates["COMPLETED"] > 0
+        assert through_pooler(url) <= 4
+        assert bus.dlq.list().total == 0
+    publisher.shutdown()
+    assert query(url, "SELECT count(*) FROM public.ledger") == [(150,)]
+    assert query(url, "SELECT count(*) FROM deliveries") == [(0,)]
+    assert query(url, "SELECT count(*), count(DISTINCT event_id) FROM event_log WHERE action = 'COMPLETED'") == [
+        (862, 862)
+    ]
+
+
+def publish_some(bus: EventBus, start: int) -> None:
+    """Publish ten events, one by one."""
+    for number in range(10):
+        bus.publish("plain", [start, number])
+
+
+def test_an_event_of_another_process_is_noticed_at_once(url: str, pooled: str, eventually: Callable[..., Any]):
+    """The bell rung through the pooler is heard past it, long before the next look (S4.10)."""
+    bus = EventBus(pooled, direct_url=url, poll_interval=30)
+    publisher = EventBus(pooled, direct_url=url)
+    heard = threading.Event()
+    bus.subscribe("*", lambda _: heard.set())
+    with bus:
+        eventually(lambda: query(url, "SELECT 1 FROM pg_stat_activity WHERE query ILIKE 'LISTEN%%'"))
+        publisher.publish("a")
+        assert heard.wait(5)
+    publisher.shutdown()
+
+
+def test_without_a_way_past_the_pooler_it_works_by_looking(pooled: str):
+    """With `direct_url` the same as `url` and no listening, nothing needs a session of its own (S4.10)."""
+    bus = EventBus(pooled, direct_url=pooled, listen=False, auto_migrate=False, poll_interval=0.1)
+    heard = threading.Event()
+    bus.subscribe("*", lambda _: heard.set())
+    with bus:
+        bus.publish("a")
+        bus.wait_idle(timeout=10)
+    assert heard.is_set()
