@@ -202,6 +202,19 @@ def test_a_file_that_is_not_there_is_not_made(kind: str, cli: Callable[..., Any]
 
 
 @pytest.mark.parametrize("kind", ["sqlite"])
+def test_a_table_in_the_buss_own_file_is_read_beside_it(kind: str, data: Callable[..., Any]):
+    """Without `--from` the table is looked for where the bus is (S4.12)."""
+    bus = EventBus("sqlite:///shop.db")
+    with bus.transaction() as tx:
+        tx.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, created_at TEXT, kind TEXT, body TEXT)")
+        for number in range(2_500):
+            tx.execute("INSERT INTO orders VALUES (?, '2024', 'a.b', ?)", (number, str(number)))
+    bus.shutdown()
+    assert data("import", TABLE, *FLAGS)["imported"] == 2_500
+    assert data("import", TABLE, *FLAGS)["known"] == 2_500
+
+
+@pytest.mark.parametrize("kind", ["sqlite"])
 def test_the_old_file_is_not_changed(kind: str, old: Old, cli: Callable[..., Any], folder: Path):
     """It is opened for reading alone (S4.12)."""
     old.fill(ROWS)

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, LiteralString, cast
 
 import psycopg
 import pytest
@@ -26,11 +26,11 @@ def store(url: str) -> Iterator[Store]:
 
 
 def follow(
-    url: str, connection: psycopg.Connection[Any], seconds: float, store: Store | None
+    url: str, connection: psycopg.Connection[Any], seconds: float, store: Store | None, crowd: int = 8
 ) -> tuple[Reader, Writers]:
-    """Follow the log for so long while eight write to it, then to its end."""
+    """Follow the log for so long while a crowd writes to it, then to its end."""
     crew, writers, reader = Crew(), Writers(url, store), Reader(connection)
-    for number in range(8):
+    for number in range(crowd):
         crew.start(lambda number=number: writers(number))
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -208,3 +208,21 @@ def test_each_transaction_of_a_session_takes_a_pin_of_its_own(url: str, connect:
     writer.commit()
     reader.turn()
     assert reader.seen == [first, first + 1, first + 2]
+
+
+def test_a_reader_slowed_between_its_looks_misses_nothing(url: str, connect: Connect):
+    """The sequence first, then the pins, then the log: in that order however long each takes (S3.13, I5)."""
+    query(url, "ALTER FUNCTION postbus.pins(text) RENAME TO quick_pins")
+    ((result,),) = query(url, "SELECT pg_get_function_result('postbus.quick_pins(text)'::regprocedure)")
+    slow = f"""
+        CREATE FUNCTION postbus.pins(stream text) RETURNS {result} LANGUAGE plpgsql VOLATILE AS $$
+        BEGIN
+            PERFORM pg_sleep(0.005);
+            RETURN QUERY SELECT p.* FROM postbus.quick_pins(stream) AS p;
+            PERFORM pg_sleep(0.005);
+        END $$
+    """  # noqa: S608  the type is the function's own
+    query(url, cast("LiteralString", slow))
+    reader, _ = follow(url, connect(), 2, None, crowd=2)  # so that often nobody holds a pin
+    assert reader.seen == [each for (each,) in query(url, "SELECT id FROM events ORDER BY id")]
+    assert len(reader.seen) > 100

@@ -16,6 +16,8 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from postbus import EventBus
+from postbus.store import grant_roles, open_source
+from postbus.store.source import Columns
 from tests.postgres.server import Server, query
 
 PROGRAM = shutil.which("pgbouncer")
@@ -146,3 +148,6 @@ def test_without_a_way_past_the_pooler_it_works_by_looking(pooled: str):
         bus.publish("a")
         bus.wait_idle(timeout=10)
     assert heard.is_set()
+    grant_roles(pooled)
+    with open_source(pooled, "postbus.events", Columns("id", "created_at", "payload", "type")) as source:
+        assert (source.count(), [row.type for row in source.rows()]) == (1, ["a"])

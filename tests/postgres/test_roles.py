@@ -206,6 +206,29 @@ def test_roles_of_another_schema_have_its_name(server: Server):
         run(server.url(), "DROP ROLE {}", role)
 
 
+def test_an_owner_need_not_be_a_superuser(server: Server):
+    """Whoever owns the database and may make roles migrates, grants, publishes, works and marks (S4.11, I17)."""
+    run(server.url(), "CREATE ROLE {} LOGIN CREATEROLE", "shop_owner")
+    run(server.url(), "CREATE DATABASE {} OWNER {}", "owned", "shop_owner")
+    address = f"{server.url('owned').replace('postgres@', 'shop_owner@')}&schema=owned"
+    try:
+        bus = EventBus(address)
+        grant_roles(address)
+        grant_roles(address)
+        bus.publish_many([{"type": "a", "uid": f"u{n}"} for n in range(200)])
+        delivery = bus.poll()
+        assert delivery is not None
+        bus.finalize(delivery)
+        bus.poll()
+        assert len(bus.store.restore_mark("admin")) == 32
+        bus.subscriptions.delete("default")
+        bus.shutdown()
+    finally:
+        run(server.url(), "DROP DATABASE {}", "owned")
+        for role in ("owned_worker", "owned_publisher", "owned_reader", "shop_owner"):
+            run(server.url(), "DROP ROLE IF EXISTS {}", role)
+
+
 def test_the_script_is_what_is_run(server: Server):
     """What `--sql --roles` prints does the same by hand."""
     with server.database() as url:

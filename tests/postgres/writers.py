@@ -30,11 +30,10 @@ def insert(connection: psycopg.Connection[Any], uid: str = "u") -> int:
 class Writers:
     """Threads that append to the log, each with a connection of its own, in every way there is."""
 
-    def __init__(self, url: str, store: Store | None = None, count: int = 8) -> None:
-        """Have `count` of them; with a store, some publish through it too, single events and large batches."""
+    def __init__(self, url: str, store: Store | None = None) -> None:
+        """Have none yet; with a store, some publish through it too, single events and large batches."""
         self._url = url
         self._store = store
-        self._count = count
         self._over = threading.Event()
         self.done: set[str] = set()
 

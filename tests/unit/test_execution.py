@@ -55,9 +55,7 @@ def owning(answers: Iterator[bool]) -> Ownership:
 def run(execution: Execution, one: Delivery) -> Report:
     """Run a delivery through its handlers, all plain or not."""
     begun = execution.begin(one)
-    if begun.is_async:
-        return asyncio.run(execution.run_async(begun))
-    report = execution.run(begun, owned)
+    report = asyncio.run(execution.run_async(begun)) if begun.is_async else execution.run(begun, owned)
     assert report is not None
     return report
 

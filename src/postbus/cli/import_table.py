@@ -64,9 +64,8 @@ def import_table(
     """
     literal = event_type[1:] if event_type.startswith("=") else None
     columns = Columns(identity, created_at, payload, None if literal is not None else event_type, key, tags)
-    settings = Settings.load(url=url)
     run = _Run(source_table, literal)
-    with open_source(source or settings.direct_url or settings.url, source_table, columns) as found:
+    with open_source(source or Settings.load(url=url).url, source_table, columns) as found:
         # Before the bus is opened: a table or column that is not there must not even make a file.
         total, rows = found.count(), found.rows()
         first = list(islice(rows, BATCH))

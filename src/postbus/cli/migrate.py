@@ -47,7 +47,7 @@ def migrate(
         return
     changed, shown = _bring_up_to_date(where, settings.direct_url)
     if roles:
-        grant_roles(where, settings.direct_url)
+        grant_roles(where)
     emit(output, {"url": shown, "changed": changed, "roles": roles}, lambda: ())
     if output is Output.TABLE:
         say(f"{shown}: {'migrated to the newest schema' if changed else 'the schema is up to date'}")

@@ -70,9 +70,9 @@ def roles_script(url: str) -> str:
     return _roles_of(url).roles_script(url)
 
 
-def grant_roles(url: str, direct_url: str | None = None) -> None:
+def grant_roles(url: str) -> None:
     """Make the least-privilege roles at a URL and grant them what they need; raise InvalidRequest as above."""
-    _roles_of(url).grant_roles(url, direct_url)
+    _roles_of(url).grant_roles(url)
 
 
 def _roles_of(url: str) -> Any:

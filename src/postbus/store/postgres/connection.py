@@ -34,6 +34,7 @@ PLANNER: Final = {f"enable_{name}": "off" for name in ("seqscan", "bitmapscan", 
 }
 """A claim or a settle is a few exact look-ups. A plan cached while the tables were small must not be a scan of them."""
 LIMITS: Final = {"statement_timeout": "60s", "lock_timeout": "10s", "idle_in_transaction_session_timeout": "5min"}
+HOST: Final = re.compile(r"(\[[0-9a-fA-F:.%]+\]|[^:/@\[\]]*)(:\d*)?")
 NO_URL: Final = (
     "this is no PostgreSQL URL such as postgresql://user@host:5432/database; write / and @ in a password as %2F and %40"
 )
@@ -74,7 +75,7 @@ class Address:
             read = conninfo.conninfo_to_dict(rest)
         except psycopg.Error:
             raise InvalidRequest(NO_URL) from None
-        return cls(_shown(read, schema), schema, pooled, rest)
+        return cls(_shown(parts, read, schema), schema, pooled, rest)
 
     def connect(self) -> psycopg.Connection[Row]:
         """Open a connection; raise StoreUnavailable."""
@@ -100,23 +101,22 @@ def _parts(url: str) -> SplitResult:
     """Split a URL; raise InvalidRequest, repeating none of it, where a bare / or @ in a password would mislead."""
     try:
         parts = urlsplit(url)
-        sound = parts.netloc.count("@") <= 1 and (parts.port is None or parts.port > 0)
     except ValueError:
-        sound, parts = False, urlsplit("")
-    if not sound or "@" in parts.path:
+        raise InvalidRequest(NO_URL) from None
+    user, _, hosts = parts.netloc.rpartition("@")
+    if "@" in user or "@" in parts.path or not all(HOST.fullmatch(host) for host in hosts.split(",")):
         raise InvalidRequest(NO_URL)
     return parts
 
 
-def _shown(read: Mapping[str, Any], schema: str) -> str:
+def _shown(parts: SplitResult, read: Mapping[str, Any], schema: str) -> str:
     """Return an address that leads there, without what is secret or of no interest."""
-    host, user, port = (str(read.get(name) or "") for name in ("host", "user", "port"))
-    is_socket = host.startswith("/")
-    extra = {"host": host} if is_socket else {}
+    host, hosts = str(read.get("host") or ""), parts.netloc.rpartition("@")[2]
+    extra = {"host": host} if host and not hosts else {}
     extra |= {"schema": schema} if schema != "postbus" else {}
-    place = ("" if is_socket else host) + (f":{port}" if port else "")
-    query = f"?{urlencode(extra, safe='/')}" if extra else ""
-    return f"postgresql://{f'{quote(user)}@' if user else ''}{place}/{quote(str(read.get('dbname') or ''))}{query}"
+    query = f"?{urlencode(extra, safe='/,')}" if extra else ""
+    user, name = str(read.get("user") or ""), str(read.get("dbname") or "")
+    return f"postgresql://{f'{quote(user)}@' if user else ''}{hosts}/{quote(name)}{query}"
 
 
 @lru_cache
@@ -296,8 +296,8 @@ def _is_lost(connection: psycopg.Connection[Row]) -> bool:
     try:
         look = select.poll()
         look.register(connection.fileno(), select.POLLIN)
-        if look.poll(0):
-            connection.pgconn.consume_input()
+        while connection.pgconn.status == pq.ConnStatus.OK and look.poll(0):
+            connection.pgconn.consume_input()  # perhaps a farewell first, and the end behind it
     except (psycopg.Error, OSError, ValueError):
         return True
     return connection.pgconn.status != pq.ConnStatus.OK

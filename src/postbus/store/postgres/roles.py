@@ -1,7 +1,6 @@
 """Least-privilege roles: who publishes cannot settle, who works cannot rewrite the log, who looks changes nothing."""
 
 import re
-from dataclasses import replace
 from importlib import resources
 
 from postbus.store.postgres.connection import Address, Database, put_schema, translated
@@ -17,13 +16,13 @@ def roles_script(url: str) -> str:
     return f"BEGIN;\n{_statements(Address.of(url).schema)}COMMIT;\n"
 
 
-def grant_roles(url: str, direct_url: str | None = None) -> None:
+def grant_roles(url: str) -> None:
     """Make the roles that are missing, and grant all of them what they need and nothing else.
 
     Whoever connects must own the schema, and be allowed to make roles unless they are there. Raises UnsafeStore if
     not, with nothing changed; doing it again changes nothing.
     """
-    address = replace(Address.of(direct_url or url), schema=Address.of(url).schema)
+    address = Address.of(url, pooled=True)  # one transaction, which a pooler may carry
     db = Database(address)
     with translated(address.shown):
         try:

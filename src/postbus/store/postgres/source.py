@@ -16,16 +16,15 @@ __all__ = ["open_source"]
 FETCH: Final = 1_000
 UNHURRIED: Final = (
     "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL statement_timeout = 0;"
-    " SET LOCAL idle_in_transaction_session_timeout = 0; SET LOCAL timezone = 'UTC';"
-    " SET LOCAL enable_seqscan = on; SET LOCAL enable_hashjoin = on; SET LOCAL enable_mergejoin = on"
+    " SET LOCAL idle_in_transaction_session_timeout = 0; SET LOCAL timezone = 'UTC'"
 )
-"""A long look at a table of the caller's: planned as anywhere else, and not cut off."""
+"""A long look at a table of the caller's, not to be cut off."""
 
 
 @contextmanager
 def open_source(url: str, table: str, columns: Columns) -> Generator["PostgresSource"]:
     """Read a table until the end of the block; raise InvalidRequest, StoreUnavailable."""
-    address = Address.of(url)
+    address = Address.of(url, pooled=True)  # one transaction, which a pooler may carry
     connection = address.connect()
     try:
         connection.execute(UNHURRIED)
