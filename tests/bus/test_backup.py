@@ -128,3 +128,21 @@ def test_without_the_mark_an_old_lease_could_settle(kind: str, url: str, at_work
         bus.finalize(before)
         assert bus.publish("mine").id == at_work.publish("late").id
         bus.shutdown()
+
+
+def test_marking_a_bus_that_is_at_work_loses_nothing(make_bus: Callable[..., EventBus], crew: Any):
+    """Should somebody forget to stop the workers: each event still ends once, and who ran twice was reset (I9, I11)."""
+    worker, publisher, admin = make_bus(concurrency=4), make_bus(), make_bus()
+    ran: list[int] = []
+    worker.subscribe("*", lambda event: ran.append(event.id))
+    with worker:
+        crew.start(lambda: [publisher.publish("a").id for _ in range(60)], count=4)
+        for _ in range(3):
+            admin.store.restore_mark("admin")
+        ids = [event_id for published in crew.join(within=60) for event_id in published]
+        worker.wait_idle(timeout=60)
+    assert len(set(ids)) == 240
+    for event_id in ids:
+        actions = [row.action for row in admin.store.logs(event_id)]
+        assert actions.count("COMPLETED") == 1
+        assert ran.count(event_id) <= 1 + actions.count("RESET")

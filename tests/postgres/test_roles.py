@@ -54,7 +54,7 @@ WRITES = (
     "TRUNCATE events",
     "UPDATE event_log SET worker_id = 'x'",
     "DELETE FROM event_log",
-    "UPDATE meta SET value = 'x' RETURNING key",
+    "UPDATE meta SET value = 'x'",
     "INSERT INTO meta VALUES ('a', 'b')",
     "DELETE FROM subscriptions",
     "DROP TABLE breakers",
@@ -138,7 +138,7 @@ def test_a_worker_does_all_its_work(login: Login, eventually: Callable[..., Any]
         assert {each.name for each in bus.stats().subscriptions} == {"default", "second"}
 
 
-def test_a_worker_adds_to_the_log_and_changes_none_of_it(login: Login, url: str):
+def test_a_worker_adds_to_the_log_and_changes_none_of_it(login: Login):
     """No event and no audit row is changed or removed, no schema altered, the log's name stays (S4.11, I17)."""
     mine = login("worker")
     bus = EventBus(mine, auto_migrate=False)
@@ -147,10 +147,7 @@ def test_a_worker_adds_to_the_log_and_changes_none_of_it(login: Login, url: str)
     assert delivery is not None
     bus.finalize(delivery)
     bus.shutdown()
-    refused(mine, *(each for each in WRITES if "UPDATE meta" not in each))
-    before = query(url, "SELECT key, value FROM meta WHERE key <> 'catalog' ORDER BY key")
-    query(mine, "UPDATE meta SET value = 0 WHERE key IN ('log_id', 'schema_version', 'pruned_through')")
-    assert query(url, "SELECT key, value FROM meta WHERE key <> 'catalog' ORDER BY key") == before
+    refused(mine, *WRITES)
 
 
 def test_a_reader_looks_and_changes_nothing(login: Login, url: str):
@@ -169,7 +166,14 @@ def test_a_reader_looks_and_changes_nothing(login: Login, url: str):
     with pytest.raises(UnsafeStore):
         bus.poll()
     bus.shutdown()
-    refused(mine, *WRITES, "SELECT postbus.publish('a')", "SELECT postbus.pin('events')", "DELETE FROM deliveries")
+    refused(
+        mine,
+        *WRITES,
+        "SELECT postbus.publish('a')",
+        "SELECT postbus.pin('events')",
+        "SELECT bump()",
+        "DELETE FROM deliveries",
+    )
 
 
 def test_whoever_has_no_role_gets_nothing(login: Login, server: Server, url: str):

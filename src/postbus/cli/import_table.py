@@ -9,14 +9,13 @@ from typing import Annotated, Any, Final, cast
 
 import typer
 
-from postbus.bus import EventBus
 from postbus.cli.console import Output, emit, many, progress, say, table
 from postbus.cli.options import DryRun, Format, Url, existing_store
 from postbus.config import Settings
 from postbus.errors import InvalidEventError, InvalidRequest, NotFound, PostbusError, SchemaMismatch
 from postbus.model import Json
-from postbus.payload import draft, parse
-from postbus.store import Store, open_source
+from postbus.payload import Draft, draft, parse
+from postbus.store import Store, open_source, open_store
 from postbus.store.source import Columns, SourceRow
 
 __all__ = ["EXAMPLES", "import_table"]
@@ -107,11 +106,14 @@ class _Run:
 
 @contextmanager
 def _publisher(url: str | None) -> Generator["_Importer"]:
-    bus = EventBus(url)
+    settings = Settings.load(url=url)
+    store = open_store(
+        settings.url, auto_migrate=settings.auto_migrate, direct_url=settings.direct_url, listen=settings.listen
+    )
     try:
-        yield _Importer(bus.store, bus)
+        yield _Importer(store)
     finally:
-        bus.shutdown()
+        store.close()
 
 
 @contextmanager
@@ -121,42 +123,43 @@ def _looker(url: str | None) -> Generator["_Importer"]:
         store = None
         with suppress(NotFound, SchemaMismatch):
             store = stack.enter_context(existing_store(url))
-        yield _Importer(store, None)
+        yield _Importer(store, dry=True)
 
 
 @dataclass(frozen=True)
 class _Importer:
-    """Stores batches of rows; without a bus, only looks what it would store."""
+    """Stores batches of rows; a dry one only looks what it would store."""
 
     store: Store | None
-    bus: EventBus | None
+    dry: bool = False
 
     def take(self, run: _Run, rows: Sequence[SourceRow]) -> None:
         """Publish what is new of a batch, and take note of all of it."""
-        events = list(_events(run, rows))
-        known = self.store.known([each["uid"] for each in events]) if self.store is not None else set[str]()
-        fresh = [each for each in events if each["uid"] not in known]
-        run.known += len(events) - len(fresh)
-        if self.bus is None:
+        drafts = list(_drafts(run, rows))
+        known = self.store.known([each.uid for each in drafts]) if self.store is not None else set[str]()
+        fresh = [each for each in drafts if each.uid not in known]
+        run.known += len(drafts) - len(fresh)
+        if self.dry:
             run.imported += len(fresh)
-        elif fresh:
-            self._publish(self.bus, run, fresh)
+        elif fresh and self.store is not None:
+            _publish(self.store, run, fresh)
         run.rows += len(rows)
 
-    def _publish(self, bus: EventBus, run: _Run, events: list[Fields]) -> None:
-        """Publish a batch as a whole; if one of its events is refused, the others one by one."""
-        try:
-            ids = [event.id for event in bus.publish_many(events)]
-        except InvalidRequest as error:
-            if len(events) == 1:
-                run.refuse(events[0]["uid"].removeprefix(f"import:{run.table}:"), error)
-                return
-            for event in events:
-                self._publish(bus, run, [event])
+
+def _publish(store: Store, run: _Run, drafts: list[Draft]) -> None:
+    """Publish a batch as a whole; if one of its events is refused, the others one by one."""
+    try:
+        ids = [event.id for event in store.publish(drafts)]
+    except InvalidRequest as error:
+        if len(drafts) == 1:
+            run.refuse(drafts[0].uid.removeprefix(f"import:{run.table}:"), error)
             return
-        run.imported += len(set(ids))
-        run.first_id = run.first_id or min(ids)
-        run.last_id = max(ids)
+        for each in drafts:
+            _publish(store, run, [each])
+        return
+    run.imported += len(set(ids))
+    run.first_id = run.first_id or min(ids)
+    run.last_id = max(ids)
 
 
 def _go_through(run: _Run, rows: Iterator[SourceRow], total: int, importer: _Importer) -> None:
@@ -172,16 +175,15 @@ def _go_through(run: _Run, rows: Iterator[SourceRow], total: int, importer: _Imp
         raise type(error)(f"{error}. {run}. Run it again to go on.") from error
 
 
-def _events(run: _Run, rows: Sequence[SourceRow]) -> Iterator[Fields]:
+def _drafts(run: _Run, rows: Sequence[SourceRow]) -> Iterator[Draft]:
     """Yield the events that rows make, each fit to be published."""
     for row in rows:
         try:
-            event = _event(run, row)
-            draft(event)
+            made = draft(_event(run, row))
         except InvalidRequest as error:
             run.refuse(row.id, error)
         else:
-            yield event
+            yield made
 
 
 def _event(run: _Run, row: SourceRow) -> Fields:

@@ -12,7 +12,7 @@ SELECT (SELECT value::bigint FROM postbus.meta WHERE key = 'catalog'),
           FROM postbus.routes WHERE xid >= $1);
 
 -- name: bump_catalog
-UPDATE postbus.meta SET value = value::bigint + 1 WHERE key = 'catalog';
+SELECT postbus.bump();
 
 -- name: subscriptions
 SELECT name, mode, patterns::text, tags::text, paused, (extract(epoch FROM lease) * 1000000)::bigint, retry::text,

@@ -207,6 +207,10 @@ BEGIN
     RETURN least(upper, coalesce(pinned, upper));
 END $$;
 
+-- Have every connection read subscriptions and routes anew. A function, so that a worker's role need not write meta.
+CREATE FUNCTION postbus.bump() RETURNS void LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    AS $$ UPDATE postbus.meta SET value = value::bigint + 1 WHERE key = 'catalog' $$;
+
 -- ── publishing ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 CREATE FUNCTION postbus.matches(pattern text, type text) RETURNS boolean LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
