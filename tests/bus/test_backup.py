@@ -143,6 +143,6 @@ def test_marking_a_bus_that_is_at_work_loses_nothing(make_bus: Callable[..., Eve
         worker.wait_idle(timeout=60)
     assert len(set(ids)) == 240
     for event_id in ids:
-        actions = [row.action for row in admin.store.logs(event_id)]
+        actions = [row.action.value for row in admin.store.logs(event_id)]
         assert actions.count("COMPLETED") == 1
         assert ran.count(event_id) <= 1 + actions.count("RESET")

@@ -18,6 +18,8 @@ __all__ = ["Stored", "append", "append_all", "append_here", "arguments", "events
 COPY_FROM: Final = 100
 """From how many events on COPY is faster than one statement with everything in it."""
 BATCH: Final = 20_000
+LINES: Final = 250
+FEW_WAYS: Final = 8
 COLUMNS: Final = "id, uid, type, tags, key, title, description, payload, metadata, created_at, priority, max_retries"
 _ESCAPES: Final = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"})
 _NULL: Final = "\\N"
@@ -103,14 +105,28 @@ def copy(db: Database, drafts: Sequence[Draft], schema: str) -> Stored:
     """Store events by COPY inside the transaction that is open."""
     ids, now = db.run("reserve", (len(drafts),))[0]
     kept = _sifted(db, drafts, ids) if any(draft.supplied for draft in drafts) else ids
+    new = [(draft, mine) for draft, mine, theirs in zip(drafts, ids, kept, strict=True) if mine == theirs]
     moment = from_micros(now).isoformat()
-    lines = [
-        _line(draft, mine, moment) for draft, mine, theirs in zip(drafts, ids, kept, strict=True) if mine == theirs
-    ]
-    db.copy(f"COPY {schema}.events ({COLUMNS}) FROM STDIN", "".join(lines))
-    timed = any(draft.delay is not None or draft.at is not None for draft in drafts)
-    db.run("deliver", (array(ids), array(due_micros(draft, now) for draft in drafts) if timed else "{}", now))
+    # Some at a time: the server reads what it has while the next is being written.
+    lines = ("".join(_line(*each, moment) for each in new[at : at + LINES]) for at in range(0, len(new), LINES))
+    db.copy(f"COPY {schema}.events ({COLUMNS}) FROM STDIN", lines)
+    _deliver(db, new, now)
     return [(theirs, mine == theirs, now) for mine, theirs in zip(ids, kept, strict=True)]
+
+
+def _deliver(db: Database, new: Sequence[tuple[Draft, int]], now: int) -> None:
+    """Have the deliveries made: for events that are all due now and mostly alike, without reading them again."""
+    ways: dict[tuple[str, tuple[str, ...], int, int | None], list[int]] = {}
+    timed = False
+    for draft, mine in new:
+        timed |= draft.delay is not None or draft.at is not None
+        ways.setdefault((draft.type, draft.tags, draft.priority, draft.max_retries), []).append(mine)
+    if timed or len(ways) > FEW_WAYS:
+        dues = array(due_micros(draft, now) for draft, _ in new) if timed else "{}"
+        db.run("deliver", (array(mine for _, mine in new), dues, now))
+        return
+    for (kind, tags, priority, retries), ids in ways.items():
+        db.run("deliver_alike", (array(ids), kind, ",".join(tags), priority, retries, now))
 
 
 def _sifted(db: Database, drafts: Sequence[Draft], ids: list[int]) -> list[int]:

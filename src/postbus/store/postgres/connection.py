@@ -270,10 +270,11 @@ class Database:
         """Run a named statement and return how many rows it changed."""
         return self._open().execute(cast("LiteralString", self._sql[name]), parameters or None).rowcount
 
-    def copy(self, statement: str, data: str) -> None:
-        """Send rows in COPY's text format."""
+    def copy(self, statement: str, parts: Iterable[str]) -> None:
+        """Send rows in COPY's text format, part by part."""
         with self._open().cursor().copy(cast("LiteralString", statement)) as copy:
-            copy.write(data)
+            for part in parts:
+                copy.write(part)
 
     def _open(self) -> psycopg.Connection[Row]:
         """Return the connection as it is: inside a transaction, one that was lost must not be replaced."""

@@ -57,6 +57,9 @@ SELECT postbus.sift($1::text[], $2::bigint[], ARRAY(
 SELECT postbus.deliver($1::bigint[], ARRAY(SELECT postbus.at(d) FROM unnest($2::bigint[]) WITH ORDINALITY AS u (d, n)
                                             ORDER BY n), postbus.at($3));
 
+-- name: deliver_alike
+SELECT postbus.deliver_alike($1::bigint[], $2, $3, $4::integer, $5::integer, postbus.at($6));
+
 -- name: deliver_to
 -- What a new subscription wants of the log so far, some events at a time: (last id looked at, how many were taken).
 WITH looked AS MATERIALIZED (

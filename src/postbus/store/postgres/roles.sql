@@ -40,8 +40,8 @@ GRANT SELECT ON postbus.meta, postbus.subscriptions, postbus.routes, postbus.eve
 GRANT SELECT ON SEQUENCE postbus.events_id_seq TO postbus_publisher;
 GRANT INSERT ON postbus.events TO postbus_publisher;
 GRANT EXECUTE ON FUNCTION postbus.now, postbus.at, postbus.micros, postbus.namespace, postbus.pin, postbus.head,
-    postbus.sorted, postbus.digest, postbus.reserve, postbus.sift, postbus.deliver, postbus.append, postbus.publish
-    TO postbus_publisher;
+    postbus.sorted, postbus.digest, postbus.reserve, postbus.sift, postbus.deliver, postbus.deliver_alike, postbus.append,
+    postbus.publish TO postbus_publisher;
 
 -- ── worker: moves deliveries, and writes what happened; the log itself it can only add to ───────────────────────
 GRANT INSERT, UPDATE, DELETE ON postbus.deliveries, postbus.handlers, postbus.breakers TO postbus_worker;

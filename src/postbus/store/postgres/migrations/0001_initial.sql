@@ -303,6 +303,23 @@ BEGIN
       FROM new AS n JOIN ways AS w ON w.type = n.type AND w.tags = n.tags AND w.priority = n.priority;
 END $$;
 
+-- The same for events that are alike in all that decides their way, and due now: nothing needs to be read.
+CREATE FUNCTION postbus.deliver_alike(
+    ids bigint[], kind text, labels text, rank integer, retries integer, moment timestamptz
+) RETURNS void LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    WITH ways AS MATERIALIZED (
+        SELECT s.name, postbus.route_id(s.name, rank, kind, postbus.sorted(labels), false) AS route
+          FROM postbus.subscriptions AS s
+         WHERE s.mode = 'queue' AND postbus.wants(s.patterns, s.tags, kind, labels)),
+    registered AS (
+        INSERT INTO postbus.routes (id, subscription, priority, type, tags, solo)
+        SELECT w.route, w.name, rank, kind, postbus.sorted(labels), false FROM ways AS w
+         WHERE (SELECT r.id FROM postbus.routes AS r WHERE r.id = w.route LIMIT 1) IS NULL)
+    INSERT INTO postbus.deliveries (event_id, subscription, route, due_at, ready_at, created_at, updated_at, max_retries)
+    SELECT n.id, w.name, w.route, moment, moment, moment, moment, retries FROM ways AS w CROSS JOIN unnest(ids) AS n (id);
+END $$;
+
 -- Append a batch of validated events, a JSON array of objects; `chosen` tells that some bring a uid of their producer's
 -- choice, `timed` that some are due later. Returns for each, in order, its id, whether it is new (a uid known already
 -- stores nothing), and the moment.
@@ -336,7 +353,13 @@ BEGIN
                         FROM ROWS FROM (json_to_recordset(batch) AS (delay bigint, at bigint))
                         WITH ORDINALITY AS g (delay, at, n) ORDER BY g.n);
     END IF;
-    PERFORM postbus.deliver(ids, dues, moment);
+    IF json_array_length(batch) > 1 OR timed THEN
+        PERFORM postbus.deliver(ids, dues, moment);
+    ELSIF kept = ids THEN
+        PERFORM postbus.deliver_alike(ids, batch -> 0 ->> 'type', coalesce(batch -> 0 ->> 'tags', ''),
+                                      coalesce((batch -> 0 ->> 'priority')::integer, 0),
+                                      (batch -> 0 ->> 'max_retries')::integer, moment);
+    END IF;
     RETURN QUERY SELECT k.id, k.id = ids[k.n], postbus.micros(moment)
                    FROM unnest(kept) WITH ORDINALITY AS k (id, n) ORDER BY k.n;
 END $$;
