@@ -69,7 +69,7 @@ class Address:
         schema = next((value for name, value in query if name == "schema"), "postbus")
         if not SCHEMA.fullmatch(schema):
             raise InvalidRequest("schema= in the URL must be a plain lower-case name")
-        others = urlencode([pair for pair in query if pair[0] != "schema"])
+        others = urlencode([pair for pair in query if pair[0] != "schema"], quote_via=quote)
         rest = url.partition("?")[0] + (f"?{others}" if others else "")
         try:
             read = conninfo.conninfo_to_dict(rest)
