@@ -24,7 +24,7 @@ HOLD_SECONDS: Final = 0.5
 MOST_HELD: Final = 1_000
 CHUNK_SECONDS: Final = 0.001
 MOST_CHUNK: Final = 64
-STEPS: Final = 2
+STEPS: Final = 3
 """In how many claims a worker fills up: while handlers run what one brought, the next is under way."""
 QUICK_SECONDS: Final = 0.05
 SMOOTHING: Final = 0.2

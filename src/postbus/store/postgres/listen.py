@@ -14,6 +14,7 @@ from typing import Final, LiteralString, cast
 
 import psycopg
 
+from postbus.errors import StoreUnavailable
 from postbus.loop import Loop
 from postbus.store.postgres.connection import Address, Database, translated
 from postbus.store.session import Row
@@ -113,34 +114,45 @@ class Listener:
 
 
 class Notifier:
-    """Tells other processes, soon after it is asked to, and once for many."""
+    """Tells other processes: at once if it has been silent for a moment, else once for many, a moment later."""
 
     def __init__(self, address: Address) -> None:
         """Begin with nothing to tell."""
         self._db = Database(address)
         self._shown = address.shown
-        self._wanted = threading.Event()
+        self._busy = threading.Lock()
+        self._wanted = False
         self._told = 0.0
         self._loop = Loop("notify", self._turn)
         self._loop.start()
 
     def tell(self) -> None:
         """Have the others look."""
-        if not self._wanted.is_set():
-            self._wanted.set()
+        if time.monotonic() - self._told >= APART and self._busy.acquire(blocking=False):
+            try:
+                with suppress(psycopg.Error, StoreUnavailable):  # they poll, too
+                    self._send()
+            finally:
+                self._busy.release()
+        elif not self._wanted:
+            self._wanted = True
             self._loop.wake()
 
     def _turn(self) -> float:
-        if not self._wanted.is_set():
+        if not self._wanted:
             return IDLE
         time.sleep(max(0.0, self._told + APART - time.monotonic()))
-        self._wanted.clear()
-        self._told = time.monotonic()
-        with translated(self._shown):
-            self._db.ready().run("notify")
+        with self._busy, translated(self._shown):
+            self._wanted = False
+            self._send()
         return IDLE
+
+    def _send(self) -> None:
+        self._told = time.monotonic()
+        self._db.ready().run("notify")
 
     def close(self) -> None:
         """Tell nothing more."""
         if self._loop.stop(timeout=1):
-            self._db.close()
+            with self._busy:
+                self._db.close()
