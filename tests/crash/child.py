@@ -208,6 +208,8 @@ def work(config: Config) -> None:
     """Handle until told to stop."""
     bus = opened(config)
     bus.start()
+    # Who hears that this one is ready may ask it to end before `run` has begun to listen for that.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(not bus.shutdown()))
     tell(ready=True)
     bus.run()
 

@@ -55,6 +55,7 @@ class Leases:
         self._met_expired = False
         self._writes: defaultdict[str, list[Row]] = defaultdict(list)
         self._epochs: Iterator[int] = iter(())
+        self._variants: dict[tuple[int, bool], int] = {}
 
     # ── claim ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -142,6 +143,13 @@ class Leases:
     def _epoch(self) -> int:
         """Return an epoch nobody has had, of those drawn together if there are any left."""
         return next(self._epochs, None) or self._draw()
+
+    def _variant(self, route: int, *, solo: bool) -> int:
+        """Return the route for the same events run alone, or run beside others again."""
+        found = self._variants.get((route, solo))
+        if found is None:
+            found = self._variants[route, solo] = self._catalog.variant(self._db, route, solo=solo)
+        return found
 
     def _put(self, name: str, row: Row) -> None:
         """Have a statement run with this row at the next `_flush`, together with all others like it."""
@@ -262,7 +270,7 @@ class Leases:
     def _fail(self, row: Held, told: Settlement, error: AttemptError, due: int) -> None:
         """Make it pending again. An attempt already counted as expired is not counted twice."""
         counted = row.retry_count + (row.state == State.LEASED)
-        route = self._catalog.variant(self._db, row.route, solo=False)
+        route = self._variant(row.route, solo=False)
         self._put(
             "end_attempt",
             (route, due, due, self._now, self._epoch(), counted, self._with(row, error), row.event_id, row.subscription,
@@ -273,7 +281,7 @@ class Leases:
     def _bury(self, row: Held, told: Settlement, error: AttemptError) -> None:
         """Make it a dead letter, with the row in the audit log that tells its whole story."""
         counted = row.retry_count + (row.state == State.LEASED)
-        route = self._catalog.variant(self._db, row.route, solo=False)
+        route = self._variant(row.route, solo=False)
         errors = self._with(row, error)
         self._put(
             "bury",
@@ -392,7 +400,7 @@ class Leases:
                 lease = Lease(row.event_id, row.subscription, row.epoch)
                 self._bury(row, Settlement(lease, Dead(error), row.worker_id or ""), error)
                 continue
-            route = self._catalog.variant(self._db, row.route, solo=True)
+            route = self._variant(row.route, solo=True)
             # The epoch stays: until somebody claims it anew, the worker thought lost may still complete it.
             self._put(
                 "end_attempt",

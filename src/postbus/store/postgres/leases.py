@@ -15,11 +15,11 @@ from postbus.store.session import Session
 __all__ = ["Marks", "PostgresLeases"]
 
 FULL_LOOK_EVERY: Final = 10.0
-BEGINNING: Final = (0, 0)
+BEGINNING: Final = 0
 
 
 class Marks:
-    """How far this process has taken each route: (due time, event id).
+    """How far this process has taken each route: the due time of the last it took.
 
     While anybody keeps an old snapshot open, vacuum may remove nothing, and a look from the beginning of a route wades
     through everything finished since. So a look begins at the mark. What may lie before it (published by a transaction
@@ -29,7 +29,7 @@ class Marks:
 
     def __init__(self) -> None:
         """Begin at the beginning."""
-        self._marks: dict[int, tuple[int, int]] = {}
+        self._marks: dict[int, int] = {}
         self._full_look = time.monotonic()
 
     def clear(self) -> None:
@@ -37,7 +37,7 @@ class Marks:
         self._marks.clear()
         self._full_look = time.monotonic()
 
-    def of(self, routes: Sequence[int]) -> list[tuple[int, int]]:
+    def of(self, routes: Sequence[int]) -> list[int]:
         """Return where to begin to look on each route."""
         if time.monotonic() - self._full_look > FULL_LOOK_EVERY:
             self.clear()
@@ -45,7 +45,7 @@ class Marks:
 
     def move(self, taken: Sequence[Candidate]) -> None:
         """Note that these, in their order, were taken."""
-        self._marks.update((row[6], (row[0], row[1])) for row in taken)
+        self._marks.update((row[6], row[0]) for row in taken)
 
 
 class PostgresLeases(Leases):
@@ -59,15 +59,14 @@ class PostgresLeases(Leases):
     def _merged(self, routes: list[int], limit: int) -> list[Candidate]:
         marks = self._marks.of(routes)
         rows = self._look(routes, marks, limit)
-        if len(rows) < limit and any(mark != BEGINNING for mark in marks):
+        if len(rows) < limit and any(marks):
             rows = self._look(routes, [BEGINNING] * len(routes), limit)
         return rows
 
-    def _look(self, routes: list[int], marks: list[tuple[int, int]], limit: int) -> list[Candidate]:
+    def _look(self, routes: list[int], marks: list[int], limit: int) -> list[Candidate]:
         if len(routes) == 1:
-            return self._db.run("due_on", (routes[0], self._now, *marks[0], limit))
-        low_at, low_id = array(at for at, _ in marks), array(event_id for _, event_id in marks)
-        return self._db.run("due", (array(routes), self._now, low_at, low_id, limit))
+            return self._db.run("due_on", (routes[0], self._now, marks[0], limit))
+        return self._db.run("due", (array(routes), self._now, array(marks), limit))
 
     def _take(self, rows: list[Candidate], claim: Claim, end: int, *, suspect: bool) -> list[Taken]:
         if not rows:

@@ -32,8 +32,7 @@ UPDATE postbus.subscriptions SET paused = $1 WHERE name = $2;
 DELETE FROM postbus.subscriptions WHERE name = $1;
 
 -- name: add_route
--- Perhaps another has registered it since; a second row does no harm.
-INSERT INTO postbus.routes (id, subscription, priority, type, tags, solo) VALUES ($1, $2, $3, $4, $5, $6);
+SELECT postbus.register($1, $2, $3::integer, $4, $5, $6);
 
 -- name: drop_unused_routes
 DELETE FROM postbus.routes AS r WHERE NOT EXISTS (SELECT 1 FROM postbus.deliveries AS d WHERE d.route = r.id);
@@ -95,35 +94,32 @@ SELECT e.id, e.uid, e.type, e.tags, e.key, e.title, e.description, e.payload::te
                             v.priority, v.max_retries FROM postbus.events AS v WHERE v.id = wanted.id OFFSET 0) AS e;
 
 -- name: due
--- What is due on some routes, each from its mark on ($3, $4: see `Marks`). The candidates are found before any is locked:
--- that tells how many of each route are among the first. Those are then taken route by route, passing over what another
--- worker holds, so that workers never wait for each other and each gets as many as there are.
+-- What is due on some routes, each from its mark on ($3: see `Marks`). The candidates are found before any is locked: that
+-- tells how many of each route are among the first. Those are then taken route by route, passing over what another worker
+-- holds, so that workers never wait for each other and each gets as many as there are.
 WITH wanted AS MATERIALIZED (
-    SELECT w.route, postbus.at(w.low_at) AS low_at, w.low_id
-      FROM unnest($1::bigint[], $3::bigint[], $4::bigint[]) AS w (route, low_at, low_id)),
+    SELECT w.route, postbus.at(w.low) AS low FROM unnest($1::bigint[], $3::bigint[]) AS w (route, low)),
 quota AS MATERIALIZED (
-    SELECT f.route, f.low_at, f.low_id, count(*) AS n
-      FROM (SELECT w.route, w.low_at, w.low_id FROM wanted AS w
+    SELECT f.route, f.low, count(*) AS n
+      FROM (SELECT w.route, w.low FROM wanted AS w
              CROSS JOIN LATERAL (SELECT d.due_at, d.event_id FROM postbus.deliveries AS d
-                                  WHERE d.route = w.route AND d.due_at <= postbus.at($2)
-                                    AND (d.due_at, d.event_id) >= (w.low_at, w.low_id)
-                                  ORDER BY d.due_at, d.event_id LIMIT $5) AS c
-             ORDER BY c.due_at, c.event_id LIMIT $5) AS f
-     GROUP BY f.route, f.low_at, f.low_id)
+                                  WHERE d.route = w.route AND d.due_at BETWEEN w.low AND postbus.at($2)
+                                  ORDER BY d.due_at, d.event_id LIMIT $4) AS c
+             ORDER BY c.due_at, c.event_id LIMIT $4) AS f
+     GROUP BY f.route, f.low)
 SELECT postbus.micros(t.due_at), t.event_id, t.state, t.attempt, t.retry_count, t.place, q.route
   FROM quota AS q
  CROSS JOIN LATERAL (SELECT d.due_at, d.event_id, d.state, d.attempt, d.retry_count, d.ctid AS place
                        FROM postbus.deliveries AS d
-                      WHERE d.route = q.route AND d.due_at <= postbus.at($2)
-                        AND (d.due_at, d.event_id) >= (q.low_at, q.low_id)
+                      WHERE d.route = q.route AND d.due_at BETWEEN q.low AND postbus.at($2)
                       ORDER BY d.due_at, d.event_id LIMIT q.n FOR UPDATE SKIP LOCKED) AS t
  ORDER BY t.due_at, t.event_id;
 
 -- name: due_on
 -- The same on one route.
 SELECT postbus.micros(due_at), event_id, state, attempt, retry_count, ctid, route FROM postbus.deliveries
- WHERE route = $1 AND due_at <= postbus.at($2) AND (due_at, event_id) >= (postbus.at($3), $4)
- ORDER BY due_at, event_id LIMIT $5 FOR UPDATE SKIP LOCKED;
+ WHERE route = $1 AND due_at BETWEEN postbus.at($3) AND postbus.at($2)
+ ORDER BY due_at, event_id LIMIT $4 FOR UPDATE SKIP LOCKED;
 
 -- name: is_due
 SELECT 1 FROM postbus.deliveries WHERE route = $1 AND due_at <= postbus.at($2) LIMIT 1;

@@ -415,6 +415,17 @@ BEGIN
     RETURN stored;
 END $$;
 
+-- Have a route registered until this transaction ends: whoever removes unused ones is shut out first, and what it may
+-- have removed is seen by the next statement.
+CREATE FUNCTION postbus.register(route bigint, name text, rank integer, kind text, labels text, alone boolean)
+    RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock_shared(postbus.namespace('subscriptions') << 48);
+    INSERT INTO postbus.routes (id, subscription, priority, type, tags, solo)
+    SELECT route, name, rank, kind, labels, alone
+     WHERE NOT EXISTS (SELECT 1 FROM postbus.routes AS r WHERE r.id = route);
+END $$;
+
 -- ── settling ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 -- Finish everything that simply worked, and return which. The epoch is the fence, and is in the DELETE itself: a row that
