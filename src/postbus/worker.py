@@ -156,7 +156,7 @@ class Worker:
         first = self._turns % len(names)
         for name in names[first:] + names[:first]:
             claimed = self._claim(name, max(1, self._room() // len(names)))
-            if claimed.deliveries:
+            if claimed.deliveries and claimed.more:
                 pause = 0.0
             elif claimed.next_due is not None:
                 pause = min(pause, max((claimed.next_due - self._store.now()).total_seconds(), 0.001))

@@ -204,13 +204,6 @@ class BusMachine(RuleBasedStateMachine):
         self.op.store.close()
         self.op = Operator(self.site.open(), self.site.clock)
 
-    @invariant()
-    def time_goes_on(self) -> None:
-        """Let no two steps on PostgreSQL happen at the same moment: its claims begin where the last one ended."""
-        if self.kind == "postgres":
-            self.site.clock.advance(timedelta(microseconds=1))
-            self.model.now = self.site.clock.now()
-
     # ── what must hold ───────────────────────────────────────────────────────────────────────────────────────────
 
     @invariant()

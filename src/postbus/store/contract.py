@@ -77,6 +77,8 @@ class Claimed:
     next_due: datetime | None = None
     suspects: bool = False
     """A suspect is waiting for somebody who holds nothing else."""
+    more: bool = True
+    """There may be more that is due now; False only if that is known not to be so."""
 
 
 class Settlement(NamedTuple):

@@ -62,10 +62,11 @@ class Won(NamedTuple):
     suspects: bool
     """A suspect waits for somebody who holds nothing else."""
     next_due: datetime | None
-    """When more falls due, if nothing was taken."""
+    """When more falls due, if that was looked for."""
     policy: RetryPolicy | None
     """The subscription's own."""
     now: int
+    more: bool = True
 
 
 class SqlStore(ABC):
@@ -133,9 +134,11 @@ class SqlStore(ABC):
     def claim(self, claim: Claim) -> Claimed:
         won = self._claim(claim)
         if not won.taken:
-            return Claimed(next_due=won.next_due, suspects=won.suspects)
+            return Claimed(next_due=won.next_due, suspects=won.suspects, more=won.more)
         try:
-            return Claimed(self._loaded(claim, won), suspects=won.suspects)
+            loaded = self._loaded(claim, won)
+            more = won.more or len(loaded) < len(won.taken)
+            return Claimed(loaded, won.next_due, suspects=won.suspects, more=more)
         except BaseException:
             self.release([each.lease(claim.subscription) for each in won.taken], claim.worker_id)
             raise

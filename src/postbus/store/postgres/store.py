@@ -209,8 +209,9 @@ class PostgresStore(SqlStore):
         def take(session: Session) -> Won:
             subscription = session.catalog.subscription(claim.subscription)
             taken, suspects = self._leases(session).claim(wanted)
-            won = Won(taken, suspects, None, subscription.retry, session.now)
-            if taken or subscription.paused:
+            more = suspects or len(taken) == wanted.limit
+            won = Won(taken, suspects, None, subscription.retry, session.now, more)
+            if more or subscription.paused:
                 return won
             selection = session.catalog.select(claim.subscription, claim.interests, claim.blocked)
             return won._replace(next_due=moment(Reading(session).next_due(selection)))
