@@ -189,7 +189,7 @@ def test_a_commit_of_unknown_outcome_is_not_repeated_by_the_bus_itself(
     stored = Counter(payload for (payload,) in query(url, "SELECT payload::text FROM events"))
     assert max(stored.values()) == 1, "an event was stored twice"
     assert 1 + answers.count("stored") <= len(stored) <= 41
-    assert answers.count("unknown") > 1
+    assert answers.count("unknown") > 1 or when is Cut.DURING, "cut at once, the answer may be through already"
 
 
 @pytest.mark.parametrize("when", Cut)
