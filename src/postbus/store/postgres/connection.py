@@ -30,9 +30,11 @@ __all__ = ["Address", "Database", "array", "localized", "put_schema", "translate
 SCHEMA: Final = re.compile(r"[a-z_][a-z0-9_]{0,47}")
 DEFAULTS: Final = {"application_name": "postbus", "connect_timeout": "10", "tcp_user_timeout": "15000"}
 PLANNER: Final = {f"enable_{name}": "off" for name in ("seqscan", "bitmapscan", "hashjoin", "mergejoin")} | {
-    "jit": "off"
+    "plan_cache_mode": "force_generic_plan",
+    "jit": "off",
 }
-"""A claim or a settle is a few exact look-ups. A plan cached while the tables were small must not be a scan of them."""
+"""A claim or a settle is a few exact look-ups. A plan made while the tables were small must not be a scan of them, and
+since no plan is better for some parameters than for others, none needs to be made twice."""
 LIMITS: Final = {"statement_timeout": "60s", "lock_timeout": "10s", "idle_in_transaction_session_timeout": "5min"}
 HOST: Final = re.compile(r"(\[[0-9a-fA-F:.%]+\]|[^:/@\[\]]*)(:\d*)?")
 NO_URL: Final = (

@@ -330,7 +330,8 @@ END $$;
 -- stores nothing), and the moment.
 CREATE FUNCTION postbus.append(batch json, chosen boolean, timed boolean)
     RETURNS TABLE (event_id bigint, fresh boolean, stored_at bigint)
-    LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     ids bigint[] := postbus.reserve(json_array_length(batch));
     kept bigint[] := ids;
