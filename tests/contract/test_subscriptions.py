@@ -1,5 +1,6 @@
 """Subscriptions: made from a place in the log, widened, paused, deleted; and who handles them."""
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
@@ -32,6 +33,28 @@ def test_a_subscription_comes_back_as_it_was_made(op: Operator, clock: FrozenClo
     assert found["billing"] == made
     assert (made.patterns, made.tags) == (("invoice.*", "order.paid"), ("eu", "uk"))
     assert (made.lease, made.retry, made.created_at) == (timedelta(seconds=90), policy, clock.now())
+
+
+def test_of_many_who_make_the_same_subscription_one_succeeds(site: Site):
+    """The others are told that it is there, and what was published before and meanwhile comes once (S4.11, I9)."""
+    stores = [site.open() for _ in range(4)]
+    operators = [Operator(store, site.clock) for store in stores]
+    operators[0].publish_all(*[{"type": "a"}] * 20)
+
+    def make(op: Operator) -> bool:
+        try:
+            op.subscription("s", start="beginning")
+        except Conflict:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as threads:
+        published = [threads.submit(op.publish_all, *[{"type": "a"}] * 5) for op in operators]
+        made = [threads.submit(make, op) for op in operators]
+        assert sum(each.result() for each in made) == 1
+        total = 20 + sum(len(each.result()) for each in published)
+    taken = ids(operators[0].take_all("s"))
+    assert len(taken) == len(set(taken)) == total
 
 
 @pytest.mark.parametrize("mode", list(Mode))

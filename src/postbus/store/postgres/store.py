@@ -267,11 +267,22 @@ class PostgresStore(SqlStore):
         catalog.refresh(db)
         return Session(db, catalog, catalog.now)
 
+    @staticmethod
+    def _anew(session: Session) -> Session:
+        session.catalog.refresh(session.db)
+        return session._replace(now=session.catalog.now)
+
     def _shut_out(self, operation: Callable[[Session], R]) -> R:
         """Run an operation while no publish is under way, waiting for those that are, and making none wait for us."""
+
+        def attempt(session: Session) -> tuple[R] | None:
+            # Looked at anew behind the lock: whoever held it before may have changed what was seen.
+            alone = session.db.value("try_shut_out")
+            return (operation(self._anew(session)),) if alone else None
+
         deadline = time.monotonic() + PATIENCE
         while True:
-            result = self._write(lambda session: (operation(session),) if session.db.value("try_shut_out") else None)
+            result = self._write(attempt)
             if result is not None:
                 return result[0]
             if time.monotonic() > deadline:
