@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Final
 
+from postbus.errors import UnsafeStore
 from postbus.model import Lease
 from postbus.store.contract import Claim, Settlement
 from postbus.store.leases import Candidate, Leases, Taken
@@ -72,7 +73,10 @@ class PostgresLeases(Leases):
         if not rows:
             return []
         places = "{" + ",".join(f'"{row[5]}"' for row in rows) + "}"
-        first = self._db.value("take", (places, claim.subscription, end, self._now, claim.worker_id, claim.owner))
+        given = (places, claim.subscription, end, self._now, claim.worker_id, claim.owner)
+        first, count = self._db.run("take", given)[0]
+        if count != len(rows):
+            raise UnsafeStore(f"{len(rows)} deliveries were locked, and {count} of them could be leased")
         self._marks.move(rows)
         return [
             Taken(event_id, attempt + 1, retry_count, epoch, end, suspect)

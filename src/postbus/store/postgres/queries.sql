@@ -145,7 +145,7 @@ SELECT (nextval('postbus.epochs') << 10) + $1 - 1;
 
 -- name: take
 -- Lease a batch and write its audit rows in one statement, by the places at which this transaction has locked the rows.
--- Epochs rise in the order given; returns the first of them.
+-- Epochs rise in the order given; returns the first of them, and how many rows were taken.
 WITH base AS MATERIALIZED (SELECT nextval('postbus.epochs') << 10 AS epoch),
 taken AS (
     UPDATE postbus.deliveries AS d
@@ -157,7 +157,7 @@ taken AS (
 logged AS (
     INSERT INTO postbus.event_log (event_id, subscription, action, created_at, status, attempt, epoch, worker_id)
     SELECT t.event_id, $2, 'PICKED', postbus.at($4), 'PROCESSING', t.attempt, t.epoch, $5 FROM taken AS t)
-SELECT epoch FROM base;
+SELECT epoch, (SELECT count(*) FROM taken) FROM base;
 
 -- name: log
 INSERT INTO postbus.event_log (event_id, subscription, action, created_at, status, attempt, epoch, worker_id, status_code,
