@@ -11,6 +11,7 @@ from postbus.retry import RetryPolicy
 __all__ = [
     "Action",
     "AttemptError",
+    "Checkpoint",
     "Dead",
     "DeadLetter",
     "Delivery",
@@ -27,9 +28,11 @@ __all__ = [
     "Outcome",
     "Page",
     "Retry",
+    "Span",
     "State",
     "Stats",
     "Status",
+    "Stream",
     "Subscription",
     "SubscriptionStats",
 ]
@@ -87,6 +90,13 @@ class Mode(StrEnum):
     QUEUE = "queue"
     ORDERED = "ordered"
     SPARK = "spark"
+
+
+class Stream(StrEnum):
+    """What is appended to, and can be followed by position: the events, or what happened to them."""
+
+    EVENTS = "events"
+    AUDIT = "audit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,6 +321,28 @@ class Subscription:
 
 
 @dataclass(frozen=True, slots=True)
+class Span:
+    """What of a stream can be read now: the rows with `pruned < id <= head`, and none below `head` is still to come."""
+
+    log_id: str
+    pruned: int
+    """All up to here may be gone from the store; what is unfinished stays."""
+    head: int
+    """The last row that is there, or `pruned`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """How far an ordered subscription or a Spark stream has come."""
+
+    subscription: str
+    stream: Stream
+    position: int
+    log_id: str
+    moved_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class HandlerRecord:
     """A handler some process has registered, as stored for `doctor` and people."""
 
@@ -379,3 +411,4 @@ class Stats:
     """Pending deliveries that no registered handler's pattern covers, counted by `subscription/type`."""
     holders: tuple[Holder, ...] = ()
     """PostgreSQL: transactions that have published and not ended; followers wait for them, workers do not."""
+    checkpoints: tuple[Checkpoint, ...] = ()

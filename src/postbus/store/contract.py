@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 from postbus.breaker import BreakerState
 from postbus.model import (
+    Checkpoint,
     DeadLetter,
     Delivery,
     Event,
@@ -27,8 +28,10 @@ from postbus.model import (
     Mode,
     Outcome,
     Page,
+    Span,
     Stats,
     Status,
+    Stream,
     Subscription,
 )
 from postbus.pattern import Interest
@@ -310,6 +313,33 @@ class Store(Protocol):
 
     def purge_dead(self, which: DeadFilter, actor: str, progress: Callable[[int], None] | None = None) -> int:
         """Remove dead letters for good; the event and its audit rows stay. Return how many."""
+        ...
+
+    def span(self, stream: Stream) -> Span:
+        """Return what of a stream can be read now, such that nothing below its head will appear later (I5)."""
+        ...
+
+    def ahead(self, stream: Stream, after: int, count: int) -> int:
+        """Return the id of the `count`-th row after a position, or of the last there is; `after` if there is none."""
+        ...
+
+    def before(self, stream: Stream, moment: datetime) -> int:
+        """Return a position that every row written at the moment or later lies behind, and few others do."""
+        ...
+
+    def consumer(self, name: str, stream: Stream, start: int) -> Checkpoint:
+        """Return how far a Spark stream has come, making its subscription, at `start`, if it is new.
+
+        Raises Conflict if the name stands for another mode, another stream, or a position in another log.
+        """
+        ...
+
+    def advance(self, name: str, position: int, log_id: str) -> None:
+        """Move a checkpoint forwards; one that is further already, or of another log, stays."""
+        ...
+
+    def checkpoints(self) -> tuple[Checkpoint, ...]:
+        """Return how far ordered subscriptions and Spark streams have come, by name."""
         ...
 
     def subscriptions(self) -> tuple[Subscription, ...]:

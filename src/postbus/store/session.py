@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 if TYPE_CHECKING:
     from postbus.store.catalog import Catalog
 
-__all__ = ["Database", "Row", "Session"]
+__all__ = ["Database", "Row", "Session", "bump"]
 
 Row = tuple[Any, ...]
 
@@ -45,3 +45,9 @@ class Session(NamedTuple):
     db: Database
     catalog: "Catalog"
     now: int
+
+
+def bump(session: Session) -> None:
+    """Have every connection, this one too, read subscriptions and routes anew."""
+    session.db.run("bump_catalog")
+    session.catalog.forget()

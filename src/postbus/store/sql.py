@@ -8,6 +8,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple, TypeVar
 from uuid import uuid4
@@ -19,6 +20,7 @@ from postbus.clock import from_micros, to_micros
 from postbus.errors import Conflict, EventBusShutdownError, InvalidRequest, StoreUnavailable
 from postbus.model import (
     AttemptError,
+    Checkpoint,
     Dead,
     DeadLetter,
     Delivery,
@@ -28,8 +30,10 @@ from postbus.model import (
     LogEntry,
     Mode,
     Page,
+    Span,
     Stats,
     Status,
+    Stream,
     Subscription,
 )
 from postbus.pattern import Interest
@@ -39,9 +43,10 @@ from postbus.store.burials import Burials
 from postbus.store.contract import Claim, Claimed, DeadFilter, Settled, Settlement, Watch, Work
 from postbus.store.leases import Leases, Taken
 from postbus.store.liveness import Liveness
+from postbus.store.positions import Positions
 from postbus.store.reading import Reading, dead_keys, tags_filter
 from postbus.store.records import UNREADABLE, claimed_event, moment, quick_delivery, split_tags
-from postbus.store.session import Row, Session
+from postbus.store.session import Row, Session, bump
 
 __all__ = ["SqlStore", "Won"]
 
@@ -85,6 +90,10 @@ class SqlStore(ABC):
     @abstractmethod
     def _read(self) -> AbstractContextManager[Session]:
         """Read as of one moment until the end of the block."""
+
+    @abstractmethod
+    def _look(self) -> AbstractContextManager[Session]:
+        """Read such that each statement sees what is committed by then."""
 
     @abstractmethod
     def _write(self, operation: Callable[[Session], R]) -> R:
@@ -257,7 +266,7 @@ class SqlStore(ABC):
     def stats(self) -> Stats:
         dead = {each.owner for each in self.handlers() if self.is_dead(each.owner)}
         with self._read() as session:
-            return Reading(session).stats(dead)
+            return replace(Reading(session).stats(dead), checkpoints=Positions(session).checkpoints())
 
     # ── dead letters ─────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -290,6 +299,34 @@ class SqlStore(ABC):
                 progress(total)
         return total
 
+    # ── the streams, by position ─────────────────────────────────────────────────────────────────────────────────
+
+    def span(self, stream: Stream) -> Span:
+        with self._look() as session:
+            return Positions(session).span(stream)
+
+    def ahead(self, stream: Stream, after: int, count: int) -> int:
+        with self._look() as session:
+            return Positions(session).ahead(stream, after, count)
+
+    def before(self, stream: Stream, moment: datetime) -> int:
+        with self._look() as session:
+            return Positions(session).before(stream, to_micros(moment))
+
+    def consumer(self, name: str, stream: Stream, start: int) -> Checkpoint:
+        with self._look() as session:
+            found = Positions(session).checkpoint(name, stream)
+        if found is not None:
+            return found
+        return self._shut_out(lambda session: Positions(session).consumer(name, stream, start))
+
+    def advance(self, name: str, position: int, log_id: str) -> None:
+        self._write(lambda session: session.db.run("move_checkpoint", (position, session.now, name, log_id)))
+
+    def checkpoints(self) -> tuple[Checkpoint, ...]:
+        with self._look() as session:
+            return Positions(session).checkpoints()
+
     # ── subscriptions ────────────────────────────────────────────────────────────────────────────────────────────
 
     def subscriptions(self) -> tuple[Subscription, ...]:
@@ -321,7 +358,7 @@ class SqlStore(ABC):
             if any(each.name == name for each in catalog.subscriptions()):
                 raise Conflict(f"there is a subscription {name!r} already")
             db.run("add_subscription", (*row, now))
-            _bump(session)
+            bump(session)
             catalog.refresh(db)
             if mode is Mode.QUEUE and start != "now":
                 self._backfill(session, name, 0 if start == "beginning" else int(start))
@@ -342,7 +379,7 @@ class SqlStore(ABC):
             if patterns == found.patterns and wanted == found.tags:
                 return False
             session.db.run("set_interests", (orjson.dumps(patterns).decode(), orjson.dumps(wanted).decode(), name))
-            _bump(session)
+            bump(session)
             return True
 
         return self._shut_out(widen)
@@ -352,7 +389,7 @@ class SqlStore(ABC):
         def pause(session: Session) -> None:
             session.catalog.subscription(name)
             session.db.run("set_paused", (paused, name))
-            _bump(session)
+            bump(session)
 
         self._write(pause)
         self._wake()
@@ -363,7 +400,8 @@ class SqlStore(ABC):
             session.catalog.subscription(name)
             count = Burials(session, actor).discard_all(name)
             session.db.run("drop_subscription", (name,))
-            _bump(session)
+            session.db.run("drop_checkpoint", (name,))
+            bump(session)
             return count
 
         return self._shut_out(delete)
@@ -444,7 +482,7 @@ class SqlStore(ABC):
         def mark(session: Session) -> int:
             epoch = self._jump(session)
             session.db.run("set_log_id", (log_id,))
-            _bump(session)
+            bump(session)
             return epoch
 
         epoch = self._shut_out(mark)
@@ -478,16 +516,10 @@ class SqlStore(ABC):
                 self._watches.remove(watch)
 
 
-def _bump(session: Session) -> None:
-    """Have every connection, this one too, read subscriptions and routes anew."""
-    session.db.run("bump_catalog")
-    session.catalog.forget()
-
-
 def _drop_routes(session: Session) -> int:
     removed = session.db.count("drop_unused_routes")
     if removed:
-        _bump(session)
+        bump(session)
     return removed
 
 

@@ -380,9 +380,6 @@ SELECT sum(pg_total_relation_size(c.oid))::bigint FROM pg_class AS c
 -- name: now
 SELECT postbus.micros(postbus.now());
 
--- name: log_id
-SELECT value FROM postbus.meta WHERE key = 'log_id';
-
 -- name: try_shut_out
 -- Tried, never waited for: a waiting exclusive lock would have every publisher queue up behind it.
 SELECT pg_try_advisory_xact_lock(postbus.namespace('subscriptions') << 48);
@@ -435,3 +432,53 @@ SELECT setval('postbus.epochs', coalesce(pg_sequence_last_value('postbus.epochs'
 
 -- name: leased_before
 SELECT event_id, subscription FROM postbus.deliveries WHERE tried = 1 AND epoch < $1 ORDER BY event_id LIMIT $2 FOR UPDATE;
+
+-- name: meta
+SELECT value FROM postbus.meta WHERE key = $1;
+
+-- name: head_events
+SELECT postbus.head('events');
+
+-- name: head_audit
+SELECT postbus.head('event_log');
+
+-- name: last_events
+SELECT max(id) FROM postbus.events WHERE id <= $1;
+
+-- name: last_audit
+SELECT max(id) FROM postbus.event_log WHERE id <= $1;
+
+-- name: ahead_events
+SELECT max(id) FROM (SELECT id FROM postbus.events WHERE id > $1 AND id <= $2 ORDER BY id LIMIT $3) AS step;
+
+-- name: ahead_audit
+SELECT max(id) FROM (SELECT id FROM postbus.event_log WHERE id > $1 AND id <= $2 ORDER BY id LIMIT $3) AS step;
+
+-- name: when_events
+SELECT id, postbus.micros(created_at) FROM postbus.events WHERE id > $1 ORDER BY id LIMIT 1;
+
+-- name: when_audit
+SELECT id, postbus.micros(created_at) FROM postbus.event_log WHERE id > $1 ORDER BY id LIMIT 1;
+
+-- name: since_events
+SELECT min(id) FROM postbus.events WHERE id > $1 AND id <= $2 AND created_at >= postbus.at($3);
+
+-- name: since_audit
+SELECT min(id) FROM postbus.event_log WHERE id > $1 AND id <= $2 AND created_at >= postbus.at($3);
+
+-- name: checkpoints
+SELECT c.subscription, c.stream, c.position, c.log_id, postbus.micros(c.moved_at)
+  FROM postbus.checkpoints AS c JOIN postbus.subscriptions AS s ON s.name = c.subscription
+ ORDER BY c.subscription COLLATE "C";
+
+-- name: add_checkpoint
+INSERT INTO postbus.checkpoints (subscription, stream, position, log_id, moved_at)
+VALUES ($1, $2, $3, $4, postbus.at($5));
+
+-- name: move_checkpoint
+-- Only forwards, and only in the log it was made for.
+UPDATE postbus.checkpoints SET position = $1, moved_at = postbus.at($2)
+ WHERE subscription = $3 AND log_id = $4 AND position <= $1;
+
+-- name: drop_checkpoint
+DELETE FROM postbus.checkpoints WHERE subscription = $1;

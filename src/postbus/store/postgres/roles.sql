@@ -46,9 +46,10 @@ GRANT EXECUTE ON FUNCTION postbus.now, postbus.at, postbus.micros, postbus.names
 -- ── worker: moves deliveries, and writes what happened; the log itself it can only add to ───────────────────────
 GRANT INSERT, UPDATE, DELETE ON postbus.deliveries, postbus.handlers, postbus.breakers TO postbus_worker;
 GRANT INSERT ON postbus.event_log TO postbus_worker;
-GRANT INSERT, UPDATE ON postbus.subscriptions TO postbus_worker; -- @bus.on makes and widens them; deleting is the owner's
+GRANT INSERT, UPDATE ON postbus.subscriptions, postbus.checkpoints TO postbus_worker; -- @bus.on makes and widens them; deleting is the owner's
 GRANT INSERT, DELETE ON postbus.routes TO postbus_worker;
 GRANT DELETE ON postbus.dedup TO postbus_worker; -- uids past their window
+GRANT INSERT, DELETE ON postbus.staged, postbus.sunk TO postbus_worker; -- a Spark job publishes
 GRANT USAGE ON SEQUENCE postbus.epochs TO postbus_worker;
 -- No function does more than this role may, but one: bump moves the counter that has others read the subscriptions anew.
 GRANT EXECUTE ON ALL ROUTINES IN SCHEMA postbus TO postbus_worker;

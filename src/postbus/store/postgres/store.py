@@ -83,7 +83,7 @@ class PostgresStore(SqlStore):
         try:
             require_safe(db)
             migrate(_Schema(db, self._address.schema), allowed=auto_migrate)
-            return db.value("log_id")
+            return db.value("meta", ("log_id",))
         finally:
             db.close()
 
@@ -294,6 +294,11 @@ class PostgresStore(SqlStore):
     @contextmanager
     def _read(self) -> Generator[Session]:
         with self._connection() as (db, catalog), decoding(), db.snapshot():
+            yield self._session(db, catalog)
+
+    @contextmanager
+    def _look(self) -> Generator[Session]:
+        with self._connection() as (db, catalog), decoding():
             yield self._session(db, catalog)
 
     @contextmanager

@@ -355,3 +355,51 @@ UPDATE sqlite_sequence SET seq = (seq / 1000000000 + 1) * 1000000000 WHERE name 
 
 -- name: leased_before
 SELECT event_id, subscription FROM deliveries INDEXED BY deliveries_tried WHERE tried = 1 AND epoch < ? LIMIT ?;
+
+-- name: meta
+SELECT value FROM meta WHERE key = ?;
+
+-- name: head_events
+-- One writer at a time: ids commit in order, and nothing is held back.
+SELECT coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'events'), 0);
+
+-- name: head_audit
+SELECT coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'event_log'), 0);
+
+-- name: last_events
+SELECT max(id) FROM events WHERE id <= ?;
+
+-- name: last_audit
+SELECT max(id) FROM event_log WHERE id <= ?;
+
+-- name: ahead_events
+SELECT max(id) FROM (SELECT id FROM events WHERE id > ? AND id <= ? ORDER BY id LIMIT ?);
+
+-- name: ahead_audit
+SELECT max(id) FROM (SELECT id FROM event_log WHERE id > ? AND id <= ? ORDER BY id LIMIT ?);
+
+-- name: when_events
+SELECT id, created_at FROM events WHERE id > ? ORDER BY id LIMIT 1;
+
+-- name: when_audit
+SELECT id, created_at FROM event_log WHERE id > ? ORDER BY id LIMIT 1;
+
+-- name: since_events
+SELECT min(id) FROM events WHERE id > ? AND id <= ? AND created_at >= ?;
+
+-- name: since_audit
+SELECT min(id) FROM event_log WHERE id > ? AND id <= ? AND created_at >= ?;
+
+-- name: checkpoints
+SELECT c.subscription, c.stream, c.position, c.log_id, c.moved_at
+  FROM checkpoints AS c JOIN subscriptions AS s ON s.name = c.subscription ORDER BY c.subscription;
+
+-- name: add_checkpoint
+INSERT INTO checkpoints (subscription, stream, position, log_id, moved_at) VALUES (?, ?, ?, ?, ?);
+
+-- name: move_checkpoint
+-- Only forwards, and only in the log it was made for.
+UPDATE checkpoints SET position = ?1, moved_at = ?2 WHERE subscription = ?3 AND log_id = ?4 AND position <= ?1;
+
+-- name: drop_checkpoint
+DELETE FROM checkpoints WHERE subscription = ?;

@@ -1,7 +1,7 @@
 """The store in one SQLite file: one writer at a time, grouped; readers beside it, each with a snapshot."""
 
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Final, TypeVar
@@ -196,6 +196,10 @@ class SqliteStore(SqlStore):
         with self._reader() as (db, catalog), decoding(), db.snapshot():
             catalog.refresh(db)
             yield Session(db, catalog, to_micros(self._clock.now()))
+
+    def _look(self) -> AbstractContextManager[Session]:
+        """One writer at a time: a moment's look shows no more to a later statement than it must."""
+        return self._read()
 
     @contextmanager
     def _reader(self) -> Generator[tuple[Database, Catalog]]:

@@ -1,0 +1,107 @@
+"""The streams by position: how far they go, and how far each follower of them has come."""
+
+from typing import Final, NamedTuple
+
+from postbus.clock import from_micros
+from postbus.errors import Conflict
+from postbus.model import Checkpoint, Mode, Span, Stream
+from postbus.store.session import Row, Session, bump
+
+__all__ = ["Positions"]
+
+DISORDER: Final = 10_000
+"""Ids are drawn a moment before the time is noted: how far apart rows may be whose times are the wrong way round."""
+
+
+class _Names(NamedTuple):
+    """What a stream's statements are called, and the entry of `meta` that tells how far it was pruned."""
+
+    pruned: str
+    head: str
+    last: str
+    ahead: str
+    when: str
+    since: str
+
+
+NAMES: Final = {
+    Stream.EVENTS: _Names(
+        "pruned_through", "head_events", "last_events", "ahead_events", "when_events", "since_events"
+    ),
+    Stream.AUDIT: _Names(
+        "audit_pruned_through", "head_audit", "last_audit", "ahead_audit", "when_audit", "since_audit"
+    ),
+}
+
+
+class Positions:
+    """Looks at positions on one connection, each statement at what is committed by then."""
+
+    def __init__(self, session: Session) -> None:
+        """Work on a connection; only `consumer` writes."""
+        self._session = session
+        self._db, self._catalog, self._now = session
+
+    def span(self, stream: Stream) -> Span:
+        """Return what can be read. A position is the id of a row that was seen, never merely of one that was drawn."""
+        pruned = int(self._db.value("meta", (NAMES[stream].pruned,)))
+        head = self._db.value(NAMES[stream].head)
+        return Span(self._log_id(), pruned, max(pruned, self._db.value(NAMES[stream].last, (head,)) or 0))
+
+    def ahead(self, stream: Stream, after: int, count: int) -> int:
+        """Return the id of the `count`-th row after a position, or of the last there is."""
+        head = self._db.value(NAMES[stream].head)
+        return self._db.value(NAMES[stream].ahead, (after, head, count)) or after
+
+    def before(self, stream: Stream, moment: int) -> int:
+        """Return a position behind which all rows of a moment and later lie: found by halving, times rise with ids."""
+        span = self.span(stream)
+        low, high = span.pruned, span.head
+        while low < high:
+            middle = (low + high) // 2
+            found, created_at = self._db.run(NAMES[stream].when, (middle,))[0]
+            if created_at < moment:
+                low = found
+            else:
+                high = middle
+        strays = self._db.value(NAMES[stream].since, (max(span.pruned, low - DISORDER), low, moment))
+        return low if strays is None else strays - 1
+
+    def checkpoints(self) -> tuple[Checkpoint, ...]:
+        """Return all checkpoints by name."""
+        return tuple(map(_checkpoint, self._db.run("checkpoints")))
+
+    def checkpoint(self, name: str, stream: Stream) -> Checkpoint | None:
+        """Return a Spark stream's checkpoint if it has one; raise Conflict if the name stands for something else."""
+        subscription = next((each for each in self._catalog.subscriptions() if each.name == name), None)
+        if subscription is not None and subscription.mode is not Mode.SPARK:
+            raise Conflict(f"{name!r} is a subscription of mode {subscription.mode}: choose another consumer")
+        found = next((each for each in self.checkpoints() if each.subscription == name), None)
+        if found is not None and found.stream is not stream:
+            raise Conflict(f"consumer {name!r} reads {found.stream}: choose another consumer for {stream}")
+        if found is not None and found.log_id != self._log_id():
+            raise Conflict(
+                f"consumer {name!r} stands at {found.position:,} of another log: the store was restored or replaced. "
+                "Delete the subscription and start anew"
+            )
+        return found
+
+    def consumer(self, name: str, stream: Stream, start: int) -> Checkpoint:
+        """Return a Spark stream's checkpoint, made with its subscription unless there is one."""
+        found = self.checkpoint(name, stream)
+        if found is not None:
+            return found
+        if all(each.name != name for each in self._catalog.subscriptions()):
+            self._db.run("add_subscription", (name, Mode.SPARK, '["*"]', "[]", None, None, self._now))
+            bump(self._session)
+        log_id = self._log_id()
+        self._db.run("add_checkpoint", (name, stream, start, log_id, self._now))
+        return Checkpoint(name, stream, start, log_id, from_micros(self._now))
+
+    def _log_id(self) -> str:
+        return self._db.value("meta", ("log_id",))
+
+
+def _checkpoint(row: Row) -> Checkpoint:
+    subscription, stream, position, log_id, moved_at = row
+    return Checkpoint(subscription, Stream(stream), position, log_id, from_micros(moved_at))
