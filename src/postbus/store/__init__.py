@@ -1,5 +1,6 @@
 """Where the bus lives: one contract, and a store for each kind of database."""
 
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from importlib import import_module
 from pathlib import Path
@@ -14,7 +15,18 @@ from postbus.store.source import Columns, Source
 from postbus.store.sqlite import source as sqlite_source
 from postbus.store.sqlite.store import SqliteStore
 
-__all__ = ["Store", "exists", "grant_roles", "migration_script", "open_source", "open_store", "roles_script", "shown"]
+__all__ = [
+    "Store",
+    "exists",
+    "extract",
+    "grant_roles",
+    "is_file",
+    "migration_script",
+    "open_source",
+    "open_store",
+    "roles_script",
+    "shown",
+]
 
 POSTGRES: Final = frozenset({"postgresql", "postgres"})
 
@@ -42,6 +54,18 @@ def open_source(url: str, table: str, columns: Columns) -> AbstractContextManage
     if _is_postgres(url):
         return _postgres("source").open_source(url, table, columns)
     return sqlite_source.open_source(_path(url), table, columns)
+
+
+def extract(url: str, relation: str, columns: Sequence[str], after: int, through: int) -> Iterator[Any]:
+    """Go through a range of ids of `events`, `audit` or `deliveries` as Arrow batches; see `RELATIONS` in `extract`."""
+    if _is_postgres(url):
+        return _postgres("extract").extract(_postgres().Address.of(url), relation, columns, after, through)
+    return import_module("postbus.store.sqlite.extract").extract(_path(url), relation, columns, after, through)
+
+
+def is_file(url: str) -> bool:
+    """Return whether a URL names a file, which only processes on its own host can open."""
+    return not _is_postgres(url)
 
 
 def exists(url: str) -> bool:

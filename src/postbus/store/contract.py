@@ -9,7 +9,7 @@ Rules for every method:
   midst of it. Every verb may be repeated; a publish, if it brings its `uid`. UnsafeStore: do not trust the store.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -21,6 +21,7 @@ from postbus.model import (
     Checkpoint,
     DeadLetter,
     Delivery,
+    Erased,
     Event,
     HandlerRecord,
     Lease,
@@ -28,6 +29,7 @@ from postbus.model import (
     Mode,
     Outcome,
     Page,
+    Pruned,
     Span,
     Stats,
     Status,
@@ -340,6 +342,35 @@ class Store(Protocol):
 
     def checkpoints(self) -> tuple[Checkpoint, ...]:
         """Return how far ordered subscriptions and Spark streams have come, by name."""
+        ...
+
+    def prune(
+        self, stream: Stream, *, after: int, through: int, limit: int = 10_000, past: Collection[str] = ()
+    ) -> Pruned:
+        """Remove rows of a stream with `after < id <= through`, looking at no more than `limit` of them.
+
+        The first step is taken `after` 0, every further one after what the last has `reached`, until it is `done`: so
+        that what was held at an earlier pruning goes too. Each step is a transaction of its own, in which the stream's
+        `pruned` moves to where the step ends: whoever reads from there on finds everything (I5). An event that has a
+        delivery in any state and any subscription stays, with its audit rows, and holds nothing else back. Space is
+        given back, or made fit for use again, as far as that can be done in passing.
+
+        Raises Conflict if an ordered subscription or a Spark stream has not come to `through`, unless `past` names it
+        (I14); InvalidRequest if `through` lies beyond the stream's head, or `after` beyond what was pruned before.
+        """
+        ...
+
+    def erase(
+        self, *, uid: str | None = None, key: str | None = None, ids: Collection[int] = (), actor: str
+    ) -> Erased:
+        """Blank what events of a uid or a key say of anybody, and what `ids` (known from elsewhere) left in the store.
+
+        Payload (now null), title, description and metadata go, and what errors may have quoted of them in the audit
+        log; id, uid, type, tags, key and times stay. Each is recorded as ERASED. Whatever is still to be done for them
+        is not: their deliveries, leased and dead ones too, are recorded as DISCARDED, and a worker at it loses its
+        lease. A publish that repeats the uid is still a repeat, and brings nothing back. Done in chunks, each all or
+        nothing; done again, it changes nothing and returns the same ids. Events published meanwhile may be missed.
+        """
         ...
 
     def subscriptions(self) -> tuple[Subscription, ...]:

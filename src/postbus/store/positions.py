@@ -59,9 +59,9 @@ class Positions:
         low, high = span.pruned, span.head
         while low < high:
             middle = (low + high) // 2
-            found, created_at = self._db.run(NAMES[stream].when, (middle,))[0]
-            if created_at < moment:
-                low = found
+            rows = self._db.run(NAMES[stream].when, (middle,))  # none: pruned meanwhile
+            if rows and rows[0][1] < moment:
+                low = rows[0][0]
             else:
                 high = middle
         strays = self._db.value(NAMES[stream].since, (max(span.pruned, low - DISORDER), low, moment))

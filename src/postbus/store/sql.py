@@ -6,7 +6,7 @@ A dialect brings its connections (`_read`, `_write`), its statements, publishing
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -24,12 +24,14 @@ from postbus.model import (
     Dead,
     DeadLetter,
     Delivery,
+    Erased,
     Event,
     HandlerRecord,
     Lease,
     LogEntry,
     Mode,
     Page,
+    Pruned,
     Span,
     Stats,
     Status,
@@ -41,9 +43,11 @@ from postbus.payload import Draft
 from postbus.retry import RetryPolicy
 from postbus.store.burials import Burials
 from postbus.store.contract import Claim, Claimed, DeadFilter, Settled, Settlement, Watch, Work
+from postbus.store.erasing import Erasing
 from postbus.store.leases import Leases, Taken
 from postbus.store.liveness import Liveness
 from postbus.store.positions import Positions
+from postbus.store.pruning import Pruning
 from postbus.store.reading import Reading, dead_keys, tags_filter
 from postbus.store.records import UNREADABLE, claimed_event, moment, quick_delivery, split_tags
 from postbus.store.session import Row, Session, bump
@@ -57,6 +61,7 @@ CHUNK: Final = 1_000
 LOAD_CHUNK: Final = 100
 LOAD_BYTES: Final = 32_000_000
 TIDY_UIDS: Final = 100_000
+LOOK: Final = 10_000
 SPARE_ROUTES: Final = 10_000
 
 
@@ -102,6 +107,14 @@ class SqlStore(ABC):
     @abstractmethod
     def _shut_out(self, operation: Callable[[Session], R]) -> R:
         """Run an operation in a transaction that no publish of another overlaps."""
+
+    @abstractmethod
+    def _beside(self, operation: Callable[[Session], R]) -> R:
+        """Run a long operation in a transaction of its own, which no making of a subscription overlaps."""
+
+    @abstractmethod
+    def _reclaim(self, stream: Stream, *, done: bool) -> None:
+        """Let the space that rows of a stream have left be used again; `done` if no more of them are about to go."""
 
     @abstractmethod
     def _backfill(self, session: Session, name: str, after: int) -> None:
@@ -326,6 +339,46 @@ class SqlStore(ABC):
     def checkpoints(self) -> tuple[Checkpoint, ...]:
         with self._look() as session:
             return Positions(session).checkpoints()
+
+    def prune(
+        self, stream: Stream, *, after: int, through: int, limit: int = 10_000, past: Collection[str] = ()
+    ) -> Pruned:
+        if not 0 <= after <= through or limit < 1:
+            raise InvalidRequest("pruning goes from a position to the same or a later one, at least a row at a time")
+        step = self._beside(lambda session: Pruning(session, stream).step(after, through, limit, frozenset(past)))
+        self._reclaim(stream, done=step.done)
+        return step
+
+    def erase(
+        self, *, uid: str | None = None, key: str | None = None, ids: Collection[int] = (), actor: str
+    ) -> Erased:
+        if uid is not None and key is not None:
+            raise InvalidRequest("erase by uid or by key, not by both")
+        if uid is None and key is None and not ids:
+            raise InvalidRequest("say what to erase: a uid, a key, or ids")
+        wanted = sorted({*ids, *self._bearing(uid, key)})
+        changed = 0
+        for start in range(0, len(wanted), CHUNK):
+            chunk = wanted[start : start + CHUNK]
+            changed += self._beside(lambda session, chunk=chunk: Erasing(session, actor).erase(chunk))
+        if changed:
+            self._reclaim(Stream.EVENTS, done=True)
+            self._reclaim(Stream.AUDIT, done=True)
+            self._wake()
+        return Erased(tuple(wanted), changed)
+
+    def _bearing(self, uid: str | None, key: str | None) -> list[int]:
+        """Return the ids of the events that bear a uid or a key. No index knows: the log is read, a part at a time."""
+        found: list[int] = []
+        last = 0
+        while uid is not None or key is not None:
+            with self._read() as session:
+                end, rows = Erasing.look(session, uid, key, last, LOOK)
+            if end is None:
+                break
+            found += rows
+            last = end
+        return found
 
     # ── subscriptions ────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -79,6 +79,11 @@ class Address:
             raise InvalidRequest(NO_URL) from None
         return cls(_shown(parts, read, schema), schema, pooled, rest)
 
+    @property
+    def libpq(self) -> str:
+        """The address as other clients of PostgreSQL take it, secrets and all."""
+        return self._url
+
     def connect(self) -> psycopg.Connection[Row]:
         """Open a connection; raise StoreUnavailable."""
         given = conninfo.conninfo_to_dict(self._url)

