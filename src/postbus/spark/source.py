@@ -3,8 +3,8 @@
 # pyright: basic
 # Arrow comes without types.
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from difflib import get_close_matches
@@ -30,15 +30,26 @@ from postbus.errors import InvalidRequest, NotFound, UnsafeStore
 from postbus.model import Span, Stream
 from postbus.pattern import Interest, check_pattern
 from postbus.spark.launch import refuse_remote_file
-from postbus.store import Store, exists, extract, is_file, open_store, shown
+from postbus.store import Store, as_arrow, exists, is_file, open_store, shown
 from postbus.store.extract import RELATIONS
 
-__all__ = ["PostbusSource", "ReadOptions", "open_bus", "segment_name"]
+__all__ = ["PostbusSource", "ReadOptions", "on_cluster", "open_bus", "segment_name"]
 
 SMALL_SLICE: Final = 50_000
 LARGE_SLICE: Final = 250_000
 ENOUGH_SLICES: Final = 32
 STREAMS: Final = tuple(each.value for each in Stream)
+POSITIONED: Final = frozenset(
+    {
+        "startingOffsets",
+        "startingTimestamp",
+        "endingOffsets",
+        "endingTimestamp",
+        "maxOffsetsPerTrigger",
+        "consumer",
+    }
+)
+"""The options that make no sense without positions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +85,18 @@ class ReadOptions:
         if not given.get("url"):
             raise InvalidRequest('say where the bus is: .option("url", "postgresql://…")')
         made = cls(**given)
-        if made.stream not in RELATIONS:
-            raise InvalidRequest(f"stream is {', '.join(RELATIONS)}, not {made.stream!r}")
-        if made.payloadFormat not in ("string", "variant"):
-            raise InvalidRequest(f"payloadFormat is string or variant, not {made.payloadFormat!r}")
+        made._check(given.keys())
         return made
+
+    def _check(self, given: Collection[str]) -> None:
+        if self.stream not in RELATIONS:
+            raise InvalidRequest(f"stream is {', '.join(RELATIONS)}, not {self.stream!r:.80}")
+        if self.payloadFormat not in ("string", "variant"):
+            raise InvalidRequest(f"payloadFormat is string or variant, not {self.payloadFormat!r:.80}")
+        if self.stream not in STREAMS and (idle := sorted(POSITIONED.intersection(given))):
+            raise InvalidRequest(f"{self.stream} are read as they stand: {', '.join(idle)} is for {', '.join(STREAMS)}")
+        for each in self.types:
+            check_pattern(each)
 
     @property
     def schema(self) -> StructType:
@@ -96,6 +114,8 @@ class ReadOptions:
     def pruned(self, schema: StructType) -> StructType:
         """Return the columns a user's own schema asks for; raise InvalidRequest for one that is not there."""
         columns = {each.name: each for each in self.schema.fields}
+        if not schema.fields:
+            raise InvalidRequest(f"name at least one column of {self.stream}: there are {', '.join(columns)}")
         for each in schema.fields:
             if each.name not in columns:
                 raise InvalidRequest(f"{self.stream} has no column {each.name!r}: there are {', '.join(columns)}")
@@ -108,13 +128,13 @@ class ReadOptions:
         """Which events are wanted; None: all."""
         if self.types == ("*",) and not self.tags:
             return None
-        return tuple(Interest(check_pattern(each), frozenset(self.tags)) for each in self.types)
+        return tuple(Interest(each, frozenset(self.tags)) for each in self.types)
 
 
 def _moment(text: str) -> datetime:
     """Read milliseconds since 1970, as Kafka's source does, or a date and time, in UTC unless it says otherwise."""
     try:
-        if text.lstrip("-").isdigit():
+        if text.lstrip("-").isdecimal():
             return datetime.fromtimestamp(int(text) / 1000, UTC)
         read = datetime.fromisoformat(text)
     except (ValueError, OverflowError, OSError):
@@ -123,7 +143,7 @@ def _moment(text: str) -> datetime:
 
 
 def _whole(text: str) -> int:
-    if not text.isdigit() or not int(text):
+    if not text.isdecimal() or not 0 < int(text) < 1 << 31:
         raise InvalidRequest(f"{text!r:.80} is no number of rows or partitions")
     return int(text)
 
@@ -135,7 +155,10 @@ def _flag(text: str) -> bool:
 
 
 def _several(text: str) -> tuple[str, ...]:
-    return tuple(each.strip() for each in text.split(",") if each.strip())
+    found = tuple(each.strip() for each in text.split(",") if each.strip())
+    if not found:
+        raise InvalidRequest("types and tags are names with commas between them; leave them out to have all")
+    return found
 
 
 _READERS: Final[Mapping[str, Any]] = {
@@ -224,7 +247,7 @@ class _Reading:
                 return span.pruned
             case "latest":
                 return span.head
-            case text if text.isdigit():
+            case text if text.isdecimal():
                 return int(text)
             case _:
                 raise InvalidRequest(f"an offset is earliest, latest or an id, not {offset!r:.80}")
@@ -256,20 +279,32 @@ class _Reading:
             min(-(-width // SMALL_SLICE), ENOUGH_SLICES),
             -(-width // min(options.maxRecordsPerPartition, LARGE_SLICE)),
         )
+        count = min(count, width)
         bounds = [after + width * number // count for number in range(count + 1)]
         name = segment_name(after)
-        return [Slice(low, high, name) for low, high in pairwise(bounds) if low < high]
+        made = [Slice(low, high, name) for low, high in pairwise(bounds)]
+        return made if count <= ENOUGH_SLICES else self._filled(made)
+
+    def _filled(self, slices: list[Slice]) -> list[Slice]:
+        """Leave out slices without a row: after a restore ids go on a billion further, thousands of slices away."""
+        found, first = [], 0
+        for each in slices:
+            if each.after >= first:
+                first = self._store.ahead(self._stream, each.after, 1)
+            if each.after < first <= each.through:
+                found.append(each)
+        return found
 
     def _read(self, part: Slice) -> Iterator[pa.RecordBatch]:
         """Go through a slice as Arrow of exactly the types that Spark wants."""
-        if is_file(self._options.url) and _on_cluster():
+        if is_file(self._options.url) and on_cluster():
             refuse_remote_file(self._options.url, "this cluster")
         target = to_arrow_schema(self._schema, timezone="UTC")
         names = [name for name in self._schema.fieldNames() if name != "segment"]
         interests = self._options.interests
         asked = names if interests is None else list(dict.fromkeys((*names, "type", "tags")))
         key = "event_id" if self._options.stream == "deliveries" else "id"
-        for batch in extract(self._options.url, self._options.stream, asked or [key], part.after, part.through):
+        for batch in as_arrow(self._options.url, self._options.stream, asked or [key], part.after, part.through):
             kept = batch if interests is None else batch.filter(_wanted(batch, interests))
             if kept.num_rows:
                 yield self._shaped(kept, part.segment, target)
@@ -289,9 +324,16 @@ class _Reading:
     def _still_there(self, part: Slice) -> None:
         """Raise UnsafeStore if a prune may have taken rows away while they were read."""
         if self._options.stream in STREAMS and self._options.failOnDataLoss:
-            pruned = self._store.span(self._stream).pruned
+            with closing(open_bus(self._options.url)) as store:
+                pruned = store.span(self._stream).pruned
             if part.after < pruned:
                 raise UnsafeStore(f"{shown(self._options.url)}: pruned up to {pruned:,} while it was being read")
+
+    def stop(self) -> None:
+        """Close what was opened."""
+        if self._opened is not None:
+            self._opened[1].close()
+            self._opened = None
 
 
 class BatchReader(_Reading, DataSourceReader):
@@ -304,12 +346,15 @@ class BatchReader(_Reading, DataSourceReader):
             return [Slice(0, (1 << 63) - 1, "")]
         if options.consumer or options.maxOffsetsPerTrigger:
             raise InvalidRequest("consumer and maxOffsetsPerTrigger are for readStream")
-        span = self._store.span(self._stream)
-        start = self._checked(self._resolve(options.startingOffsets, options.startingTimestamp, span), span)
-        end = self._resolve(options.endingOffsets, options.endingTimestamp, span)
-        if end > span.head and options.failOnDataLoss:
-            raise UnsafeStore(f"endingOffsets {end:,} lies beyond the head at {span.head:,}")
-        return [*self._slices(start, min(end, span.head))] or [Slice(start, start, "")]
+        try:
+            span = self._store.span(self._stream)
+            start = self._checked(self._resolve(options.startingOffsets, options.startingTimestamp, span), span)
+            end = self._resolve(options.endingOffsets, options.endingTimestamp, span)
+            if end > span.head and options.failOnDataLoss:
+                raise UnsafeStore(f"endingOffsets {end:,} lies beyond the head at {span.head:,}")
+            return [*self._slices(start, min(end, span.head))] or [Slice(start, start, "")]
+        finally:
+            self.stop()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Read one slice."""
@@ -339,12 +384,18 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  Spark's name, as all below
         """Return where to begin: asked twice, and again after a crash in the first batch, it says the same."""
         if self._start is None:
-            options, span = self._options, self._store.span(self._stream)
-            position = self._resolve(options.startingOffsets, options.startingTimestamp, span)
-            if options.consumer:
-                position = self._store.consumer(options.consumer, self._stream, position).position
-            self._start = _offset(span.log_id, self._checked(position, span))
+            span = self._store.span(self._stream)
+            self._start = _offset(span.log_id, self._checked(self._begin(span), span))
         return self._start
+
+    def _begin(self, span: Span) -> int:
+        """Return where the consumer stands; a new one begins where the options say, once that is known to be sound."""
+        options = self._options
+        if options.consumer in {each.subscription for each in self._store.checkpoints()}:
+            position = span.pruned
+        else:
+            position = self._checked(self._resolve(options.startingOffsets, options.startingTimestamp, span), span)
+        return self._store.consumer(options.consumer, self._stream, position).position if options.consumer else position
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Return how much a batch takes."""
@@ -382,7 +433,7 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Cut a batch into slices."""
         span = self._known(start)
-        return self._slices(self._checked(start["position"], span), end["position"])
+        return self._slices(self._checked(start["position"], span), self._checked(end["position"], span))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Read one slice."""
@@ -393,12 +444,6 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         """Let everybody see how far this consumer has come. Nothing is pruned here."""
         if self._options.consumer:
             self._store.advance(self._options.consumer, end["position"], end["log_id"])
-
-    def stop(self) -> None:
-        """Close what was opened."""
-        if self._opened is not None:
-            self._opened[1].close()
-            self._opened = None
 
 
 def open_bus(url: str) -> Store:
@@ -437,7 +482,7 @@ def _variants(texts: Any, kind: pa.DataType) -> Any:
     return made.cast(kind)
 
 
-def _on_cluster() -> bool:
+def on_cluster() -> bool:
     """Return whether this process works for an executor of a cluster, whatever manages it."""
     with suppress(OSError, ValueError, IndexError):
         pid = os.getppid()

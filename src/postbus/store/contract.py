@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Protocol
 from postbus.breaker import BreakerState
 from postbus.model import (
     Checkpoint,
+    Dead,
     DeadLetter,
     Delivery,
     Erased,
@@ -30,6 +31,7 @@ from postbus.model import (
     Outcome,
     Page,
     Pruned,
+    Retry,
     Span,
     Stats,
     Status,
@@ -44,6 +46,7 @@ __all__ = [
     "Claim",
     "Claimed",
     "DeadFilter",
+    "Failure",
     "Finding",
     "Settled",
     "Settlement",
@@ -104,6 +107,14 @@ class Settled(StrEnum):
     """This very epoch had recorded the same outcome before; nothing changed."""
     LOST = "lost"
     """The epoch has passed, or has recorded another outcome; nothing changed."""
+
+
+class Failure(NamedTuple):
+    """What became of an event's first attempt in a Spark stream, where nothing was leased."""
+
+    event_id: int
+    outcome: Retry | Dead
+    execution_time_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,9 +371,7 @@ class Store(Protocol):
         """
         ...
 
-    def erase(
-        self, *, uid: str | None = None, key: str | None = None, ids: Collection[int] = (), actor: str
-    ) -> Erased:
+    def erase(self, *, uid: str | None = None, key: str | None = None, ids: Collection[int] = (), actor: str) -> Erased:
         """Blank what events of a uid or a key say of anybody, and what `ids` (known from elsewhere) left in the store.
 
         Payload (now null), title, description and metadata go, and what errors may have quoted of them in the audit
@@ -371,6 +380,48 @@ class Store(Protocol):
         lease. A publish that repeats the uid is still a repeat, and brings nothing back. Done in chunks, each all or
         nothing; done again, it changes nothing and returns the same ids. Events published meanwhile may be missed.
         """
+        ...
+
+    def hold(self, name: str) -> AbstractContextManager[Callable[[], None]]:
+        """Be the only one on this store who holds a name, until the end of the block or of the process.
+
+        Raises Conflict if another does. The block gets what raises StoreUnavailable if the hold was lost meanwhile.
+        """
+        ...
+
+    def divert(self, subscription: str, failures: Sequence[Failure], policy: RetryPolicy, worker_id: str) -> int:
+        """Take failed first attempts of a Spark stream over as deliveries of its subscription; return how many.
+
+        Each has one attempt behind it, with its error, and is due as its outcome says, or dead: also where neither the
+        event nor, failing that, `policy` allows a retry. From there on it is claimed, settled, and a dead letter, like
+        any other. Not taken over again is an event that has a delivery there, or had one since the subscription was
+        made: a batch that is replayed changes nothing (I9). Raises NotFound for a subscription that is not there.
+        """
+        ...
+
+    def begin_part(self, query: str, batch: int) -> int:
+        """Open a part of a batch that a Spark job is bringing, and return its number, which is never used again."""
+        ...
+
+    def stage(self, part: int, first: int, drafts: Sequence[Draft]) -> None:
+        """Lay events by in a part, the first of them at position `first`, to be published by `publish_parts`.
+
+        Nobody sees them until then. Raises Conflict if the part was dropped.
+        """
+        ...
+
+    def publish_parts(self, query: str, batch: int, parts: Mapping[int, int]) -> int | None:
+        """Publish what lies in these parts of a batch, as `publish` would: all of it, in this order, once.
+
+        `parts` says how many events each must hold. Returns how many are new; None, and nothing is published, if this
+        batch of this query was published before (within 30 days). Whatever else was brought for the batch is dropped.
+        Raises InvalidEventError where a uid stands for another body, Conflict where a part is not complete (a server
+        that crashed forgets it); then nothing is published, and the batch can be brought again (I2, I3).
+        """
+        ...
+
+    def drop_parts(self, parts: Sequence[int]) -> None:
+        """Drop what was laid by in these parts; one that is gone already does no harm."""
         ...
 
     def subscriptions(self) -> tuple[Subscription, ...]:
@@ -427,7 +478,10 @@ class Store(Protocol):
         ...
 
     def tidy(self) -> int:
-        """Do one bounded piece of housekeeping (old uids, unused routes, free pages); return what was removed."""
+        """Do one bounded piece of housekeeping, return what was removed.
+
+        Old uids, unused routes, what dead jobs staged (after a day), batches published long ago, free pages.
+        """
         ...
 
     def restore_mark(self, actor: str) -> str:

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-__all__ = ["Liveness"]
+__all__ = ["Liveness", "lock"]
 
 NEW: Final = ".new"
 YOUNG_SECONDS: Final = 60
@@ -73,6 +73,23 @@ class Liveness:
             return path.suffix == NEW and time.time() - path.stat().st_mtime < YOUNG_SECONDS
         except FileNotFoundError:
             return True
+
+
+@contextmanager
+def lock(path: Path) -> Generator[bool]:
+    """Lock a file until the end of the block, or of the process; False: another process, or thread, has it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
+    closing = _closed_in_children(descriptor)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        closing()
 
 
 def _closed_in_children(lock: int) -> "_Closer":

@@ -27,7 +27,8 @@ FROM: Final = {
         (
             "(SELECT d.*, CASE d.state WHEN 1 THEN 'PROCESSING' WHEN 2 THEN 'FAILED' ELSE 'PENDING' END AS status, "
             "r.type, r.tags, r.priority FROM postbus.deliveries AS d LEFT JOIN LATERAL "
-            "(SELECT v.type, v.tags, v.priority FROM postbus.routes AS v WHERE v.id = d.route LIMIT 1) AS r ON true) AS standing"
+            "(SELECT v.type, v.tags, v.priority FROM postbus.routes AS v WHERE v.id = d.route LIMIT 1) AS r "
+            "ON true) AS standing"
         ),
         "event_id",
     ),

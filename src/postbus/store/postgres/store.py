@@ -5,7 +5,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -14,8 +14,8 @@ from typing import Any, Final, TypeVar, cast
 import psycopg
 
 from postbus.clock import from_micros
-from postbus.errors import InvalidRequest, StoreUnavailable
-from postbus.model import Event, Stats
+from postbus.errors import Conflict, InvalidRequest, StoreUnavailable
+from postbus.model import Event, Stats, Stream
 from postbus.payload import Draft
 from postbus.store.catalog import Catalog
 from postbus.store.committer import Committer
@@ -32,6 +32,7 @@ from postbus.store.reading import Reading
 from postbus.store.records import decoding, json_array, moment
 from postbus.store.session import Row, Session
 from postbus.store.sql import SqlStore, Won
+from postbus.store.staging import require_all, require_part
 from postbus.store.transaction import CallersTransaction
 
 __all__ = ["Address", "PostgresStore", "migration_script"]
@@ -40,7 +41,9 @@ R = TypeVar("R")
 MAX_IDLE: Final = 8
 MAX_CLAIM: Final = 1_000
 BACKFILL: Final = 5_000
+PUBLISH: Final = 10_000
 PATIENCE: Final = 30.0
+HOLD: Final = "SELECT pg_try_advisory_lock(hashtextextended($1, 11))"
 
 
 class PostgresStore(SqlStore):
@@ -132,14 +135,17 @@ class PostgresStore(SqlStore):
         with translated(self.url):
             stored = self._publisher.run(cast("Any", drafts))
         self._wake()
-        return self._filled(stored)
+        return self._filled(drafts, stored)
 
     def _append_all(self, db: Database, batches: list[Sequence[Draft]]) -> list[Any]:
         return appending.append_all(db.ready(), batches, self._address.schema)
 
-    def _filled(self, stored: list[Event | int]) -> list[Event]:
+    def _filled(self, drafts: Sequence[Draft], stored: list[Event | int]) -> list[Event]:
         """Put the events that uids stood for already in the places that hold only their ids."""
-        return [each if isinstance(each, Event) else self.get(each, "default") for each in stored]
+        if all(isinstance(each, Event) for each in stored):
+            return cast("list[Event]", stored)
+        with self._read() as session:
+            return _known(Reading(session), drafts, stored)
 
     @contextmanager
     def transaction(self) -> Generator[Transaction]:
@@ -166,8 +172,7 @@ class PostgresStore(SqlStore):
             def append(drafts: Sequence[Draft]) -> list[Event]:
                 with translated(self.url):
                     stored = appending.append_here(db, drafts, self._address.schema)
-                    reading = Reading(self._session(db, catalog))
-                    return [each if isinstance(each, Event) else reading.event(each, "default") for each in stored]
+                    return _known(Reading(self._session(db, catalog)), drafts, stored)
 
             with translated(self.url):
                 db.begin()
@@ -197,6 +202,27 @@ class PostgresStore(SqlStore):
         last: int | None = after
         while last is not None:
             last = session.db.value("deliver_to", (name, last, BACKFILL, session.now))
+
+    def stage(self, part: int, first: int, drafts: Sequence[Draft]) -> None:
+        self._writable()
+        with self._connection() as (db, catalog):
+            try:
+                db.begin()
+                require_part(self._session(db, catalog), part)
+                appending.stage(db, part, first, drafts, self._address.schema)
+                db.commit()
+            except BaseException:
+                db.rollback()
+                raise
+
+    def _publish_part(self, session: Session, part: int, rows: int) -> int:
+        total = 0
+        for low in range(0, rows, PUBLISH):
+            high = min(low + PUBLISH, rows)
+            found, fresh = session.db.run("publish_part", (part, low, high))[0]
+            require_all(part, found, high - low)
+            total += fresh
+        return total
 
     # ── claiming ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -253,6 +279,26 @@ class PostgresStore(SqlStore):
         with self._connection() as (db, _):
             return inspect(db, deep=deep)
 
+    @contextmanager
+    def hold(self, name: str) -> Generator[Callable[[], None]]:
+        """Hold a lock of the server's on a connection of its own, past any pooler: it ends with the process."""
+        self._usable()
+        with translated(self.url):
+            connection = self._direct.connect()
+        try:
+            with translated(self.url):
+                got = connection.execute(HOLD, (f"{self._address.schema} holds {name}",)).fetchone()
+            if got is None or not got[0]:
+                raise Conflict(f"{self.url}: another process holds {name!r}")
+
+            def check() -> None:
+                with translated(self.url):
+                    connection.execute("SELECT 1")
+
+            yield check
+        finally:
+            connection.close()
+
     # ── connections ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def _write(self, operation: Callable[[Session], R]) -> R:
@@ -277,6 +323,7 @@ class PostgresStore(SqlStore):
 
         def attempt(session: Session) -> tuple[R] | None:
             # Looked at anew behind the lock: whoever held it before may have changed what was seen.
+            session.db.run("await_beside")
             alone = session.db.value("try_shut_out")
             return (operation(self._anew(session)),) if alone else None
 
@@ -290,6 +337,36 @@ class PostgresStore(SqlStore):
                     f"{self.url}: publishers had transactions open for {PATIENCE:.0f} s: `postbus doctor` names them"
                 )
             time.sleep(0.02)
+
+    def _beside(self, operation: Callable[[Session], R]) -> R:
+        """Run it on a connection from the pool, so that no settle waits for it, and one at a time in the database."""
+        self._writable()
+        with self._connection() as (db, catalog):
+            try:
+                db.begin()
+                db.run("hold_beside")
+                result = operation(self._session(db, catalog))
+                db.commit()
+            except BaseException:
+                db.rollback()
+                raise
+            return result
+
+    def _reclaim(self, stream: Stream, *, done: bool) -> None:
+        """Vacuum at the end: autovacuum would come to it minutes later. Whoever does not own the tables, cannot.
+
+        The queue too: what was finished has left it. Only what nobody's old snapshot shows becomes free; a vacuum that
+        is cut off leaves the rest to autovacuum.
+        """
+        if not done:
+            return
+        table = {Stream.EVENTS: "events", Stream.AUDIT: "event_log"}[stream]
+        db = Database(self._direct)
+        with suppress(psycopg.Error, StoreUnavailable), closing(db):
+            db.ready()
+            if not self._direct.pooled:
+                db.execute("SET statement_timeout = 0")
+            db.execute(f"VACUUM {self._address.schema}.{table}, {self._address.schema}.deliveries")
 
     @contextmanager
     def _read(self) -> Generator[Session]:
@@ -325,6 +402,14 @@ class PostgresStore(SqlStore):
                     self._idle.append(idle)
             if not keep:
                 idle[0].close()
+
+
+def _known(reading: Reading, drafts: Sequence[Draft], stored: list[Event | int]) -> list[Event]:
+    """Return the events, read where there are only the ids of those that uids stood for already."""
+    return [
+        each if isinstance(each, Event) else reading.known(each, draft)
+        for draft, each in zip(drafts, stored, strict=True)
+    ]
 
 
 class _Schema:

@@ -1,5 +1,6 @@
 """The store in one SQLite file: one writer at a time, grouped; readers beside it, each with a snapshot."""
 
+import hashlib
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
@@ -9,14 +10,14 @@ from typing import Final, TypeVar
 import apsw
 
 from postbus.clock import Clock, to_micros
-from postbus.errors import UnsafeStore
-from postbus.model import Event
+from postbus.errors import Conflict, UnsafeStore
+from postbus.model import Event, Stream
 from postbus.pattern import Interest
 from postbus.payload import Draft
 from postbus.store.catalog import Catalog
 from postbus.store.committer import Committer
 from postbus.store.contract import Claim, Finding, Transaction, Watch
-from postbus.store.liveness import Liveness
+from postbus.store.liveness import Liveness, lock
 from postbus.store.migrate import migrate
 from postbus.store.queries import load_migrations
 from postbus.store.reading import Reading
@@ -27,6 +28,7 @@ from postbus.store.sqlite.appending import Appending
 from postbus.store.sqlite.connection import SQLITE_ERRORS, Database, translate, translated
 from postbus.store.sqlite.inspection import inspect
 from postbus.store.sqlite.watch import FileWatch
+from postbus.store.staging import require_part, staged_row
 from postbus.store.transaction import CallersTransaction
 
 __all__ = ["SqliteStore"]
@@ -37,6 +39,7 @@ APPLICATION_ID: Final = int.from_bytes(b"post")
 MAX_READERS: Final = 8
 MAX_REMEMBERED: Final = 1_000
 ENOUGH_FREE_PAGES: Final = 2_000
+MOST_GIVEN_BACK: Final = 100
 EPOCHS_APART: Final = 1 << 32
 """How far epochs jump after a restore: more than the old log can have given since the backup."""
 
@@ -117,6 +120,18 @@ class SqliteStore(SqlStore):
     def _backfill(self, session: Session, name: str, after: int) -> None:
         Appending(session).backfill(name, after)
 
+    def stage(self, part: int, first: int, drafts: Sequence[Draft]) -> None:
+        rows = [staged_row(part, position, draft) for position, draft in enumerate(drafts, first)]
+
+        def add(session: Session) -> None:
+            require_part(session, part)
+            session.db.many("stage", rows)
+
+        self._write(add)
+
+    def _publish_part(self, session: Session, part: int, rows: int) -> int:
+        return Appending(session).publish_part(part, rows)
+
     # ── claiming ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _claim(self, claim: Claim) -> Won:
@@ -153,6 +168,17 @@ class SqliteStore(SqlStore):
         self._write(_give_back_pages)
         return removed
 
+    def _reclaim(self, stream: Stream, *, done: bool) -> None:
+        """Make the file smaller, a thousand pages a transaction; at the end, as small as it gets, with an empty WAL."""
+        del stream
+        enough = 0 if done else ENOUGH_FREE_PAGES
+        for _ in range(MOST_GIVEN_BACK):
+            if not self._write(lambda session: _give_back_pages(session, enough)):
+                break
+        if done:
+            with self._committer.hold() as db, translated(self._path):
+                db.empty_wal()
+
     def _jump(self, session: Session) -> int:
         session.db.run("begin_sequences")
         session.db.run("jump_ids")
@@ -168,6 +194,15 @@ class SqliteStore(SqlStore):
         with self._lock:
             self._watches.append(watch)
         return watch
+
+    @contextmanager
+    def hold(self, name: str) -> Generator[Callable[[], None]]:
+        self._usable()
+        file = hashlib.md5(name.encode(), usedforsecurity=False).hexdigest()
+        with lock(self._path.with_name(self._path.name + "-held") / file) as held:
+            if not held:
+                raise Conflict(f"{self.url}: another process holds {name!r}")
+            yield lambda: None
 
     # ── connections ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -187,6 +222,10 @@ class SqliteStore(SqlStore):
             raise translate(self._path, error) from error
 
     def _shut_out(self, operation: Callable[[Session], R]) -> R:
+        """There is one writer at a time anyway."""
+        return self._write(operation)
+
+    def _beside(self, operation: Callable[[Session], R]) -> R:
         """There is one writer at a time anyway."""
         return self._write(operation)
 
@@ -243,6 +282,9 @@ class _Schema:
                 db.script(f"{sql}; PRAGMA user_version = {number:d}")
 
 
-def _give_back_pages(session: Session) -> None:
-    if session.db.value("free_pages") > ENOUGH_FREE_PAGES:
+def _give_back_pages(session: Session, enough: int = ENOUGH_FREE_PAGES) -> bool:
+    """Give back some pages if more than enough are free; return whether that was so."""
+    many = session.db.value("free_pages") > enough
+    if many:
         session.db.run("give_back_pages")
+    return many

@@ -1,0 +1,397 @@
+"""The lake: events and audit log as Parquet by day and segment, each row once, whenever a driver was killed."""
+
+# pyright: basic
+# Arrow comes without types.
+import logging
+import os
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import Column, DataFrame, Observation, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  as everybody who writes Spark calls it
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StringType, StructField, StructType, VariantType
+
+from postbus.errors import Conflict, UnsafeStore
+from postbus.model import Stream
+from postbus.observe import tell
+from postbus.spark.manifest import DATA, MODULUS, Entry, Manifest
+from postbus.spark.source import open_bus, segment_name
+from postbus.store import Store
+from postbus.store.extract import RELATIONS
+
+__all__ = ["Lake", "Progress", "ingest"]
+
+SEGMENT_ROWS: Final = 250_000
+COMPACT_BYTES: Final = 256_000_000
+GRACE: Final = timedelta(hours=24)
+COLUMNS: Final = {stream: tuple(RELATIONS[stream].names) for stream in Stream}
+VARIANT: Final = "payload_variant"
+Check = Callable[[], None]
+Watcher = Callable[["Progress"], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far an ingest has come in one stream."""
+
+    stream: Stream
+    rows: int
+    """Written by this run so far."""
+    position: int
+    head: int
+
+    @property
+    def lag(self) -> int:
+        """How many ids it is behind."""
+        return max(0, self.head - self.position)
+
+
+def row_hash(columns: Sequence[str]) -> Column:
+    """Return a number that tells a row from any other: of every column, NULL told from what it looks like."""
+    plain = [F.map_entries(name) if name == "metadata" else F.col(name) for name in columns]
+    return F.xxhash64(*plain, *[F.col(name).isNull() for name in columns])
+
+
+def total(column: Column) -> Column:
+    """Return the sum of hashes as text: exact, whatever the number of rows."""
+    return F.sum(column.cast("decimal(38,0)")).cast("string")
+
+
+class Lake:
+    """A folder that Spark, DuckDB and pyarrow read through its manifest."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Name the lake's folder; nothing is made until something is written."""
+        self.path = os.fspath(path)
+        self.manifests = {stream: Manifest(path, stream) for stream in Stream}
+        self.url = self.manifests[Stream.EVENTS].folder.url.rpartition("/")[0]
+
+    def schema(self, stream: Stream) -> StructType:
+        """Return the columns of the lake's tables."""
+        made = from_arrow_schema(RELATIONS[stream])
+        assert isinstance(made, StructType)  # noqa: S101  what a schema becomes
+        extra = [StructField(VARIANT, VariantType())] if stream is Stream.EVENTS else []
+        return StructType([*made.fields, *extra, *(StructField(name, StringType()) for name in ("dt", "seg"))])
+
+    def read(
+        self,
+        spark: SparkSession,
+        stream: Stream | str = "events",
+        *,
+        since: str | None = None,
+        until: str | None = None,
+    ) -> DataFrame:
+        """Return the lake's rows, each once, as they are now; of some days (`2026-05-01`) only, if said."""
+        stream = Stream(stream)
+        return self._frame(spark, stream, self.manifests[stream].chosen(since=since, until=until))
+
+    def _frame(self, spark: SparkSession, stream: Stream, files: Sequence[str]) -> DataFrame:
+        schema, folder = self.schema(stream), self.manifests[stream].folder.url
+        if not files:
+            return spark.createDataFrame([], schema)
+        reader = spark.read.schema(schema).option("basePath", f"{folder}/{DATA}")
+        return reader.parquet(*[f"{folder}/{each}" for each in files])
+
+    def files(
+        self, stream: Stream | str = "events", *, since: str | None = None, until: str | None = None
+    ) -> list[str]:
+        """Return the files to read, for DuckDB: `duckdb.read_parquet(lake.files("events"),hive_partitioning=True)`."""
+        return self.manifests[Stream(stream)].files(since=since, until=until)
+
+    def dataset(self, stream: Stream | str = "events") -> Any:
+        """Return the lake's rows as a pyarrow Dataset."""
+        return self.manifests[Stream(stream)].dataset()
+
+    # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def write(self, frame: DataFrame, stream: Stream, log_id: str, after: int) -> Entry | None:
+        """Write the rows behind a position as a segment; return its entry, which is not part of the lake yet."""
+        days = F.date_format(F.col("created_at"), "yyyy-MM-dd")
+        segment = segment_name(after)
+        return self._write(frame.withColumn("dt", days), stream, Entry(segment, log_id, after, after, 0, 0, (), 0, ""))
+
+    def _write(self, frame: DataFrame, stream: Stream, entry: Entry) -> Entry | None:
+        folder = self.manifests[stream].folder
+        label = entry.segment if not entry.generation else f"{entry.segment}g{entry.generation}"
+        told = Observation()
+        columns = COLUMNS[stream]
+        shaped = frame.select(*columns, "dt", "segment").withColumn("seg", F.lit(label))
+        if stream is Stream.EVENTS:
+            shaped = shaped.withColumn(VARIANT, F.try_parse_json("payload"))
+        seen = shaped.observe(
+            told,
+            F.count(F.lit(1)).alias("rows"),
+            F.max("id").alias("through"),
+            total(row_hash(columns)).alias("checksum"),
+            F.collect_set("dt").alias("days"),
+            F.collect_set("segment").alias("segments"),
+        )
+        writer = (
+            seen.drop("segment")
+            .write.mode("overwrite")
+            .partitionBy("dt", "seg")
+            .option("partitionOverwriteMode", "dynamic")
+        )
+        writer.option("compression", "zstd").parquet(f"{folder.url}/{DATA}")
+        if not told.get["rows"]:
+            return None
+        if told.get["segments"] != [entry.segment]:
+            raise UnsafeStore(f"{self.url}: rows of {told.get['segments']} came as {entry.segment}; nothing changed")
+        places = [f"{DATA}/dt={day}/seg={label}" for day in sorted(told.get["days"])]
+        files = [f"{place}/{name}" for place in places for name in folder.names(place) if name.endswith(".parquet")]
+        return replace(
+            entry,
+            through=max(entry.through, told.get["through"]),
+            rows=told.get["rows"],
+            checksum=int(told.get["checksum"]) % MODULUS,
+            files=tuple(files),
+            bytes=sum(folder.sizes(files)),
+            written_at=datetime.now(UTC).isoformat(),
+        )
+
+    def tally(self, frame: DataFrame, stream: Stream) -> tuple[int, int]:
+        """Return how many rows there are, and the sum of their hashes."""
+        row = frame.agg(F.count(F.lit(1)), total(row_hash(COLUMNS[stream]))).collect()[0]
+        return row[0], int(row[1] or 0) % MODULUS
+
+    def verify(self, spark: SparkSession, stream: Stream, entry: Entry) -> None:
+        """Read a segment's files again, flushed to disk; raise UnsafeStore unless they hold what was written."""
+        self.manifests[stream].folder.flush(entry.files)
+        found = self.tally(self._frame(spark, stream, entry.files), stream)
+        if found != (entry.rows, entry.checksum):
+            raise UnsafeStore(
+                f"{self.url}: segment {entry.segment} of {stream} holds {found[0]:,} rows that are not the "
+                f"{entry.rows:,} written: restore its files from a backup, or ingest the range anew"
+            )
+
+    # ── compaction ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def compact(
+        self, spark: SparkSession, *, size: int = COMPACT_BYTES, grace: timedelta = GRACE, today: str | None = None
+    ) -> dict[Stream, tuple[int, int]]:
+        """Join small segments of days that are over; return the segments before and after, by stream.
+
+        A new generation is written and verified, then its entry flips the manifest at once. The old files stay for
+        `grace`, for those who are reading them.
+        """
+        today = today or datetime.now(UTC).date().isoformat()
+        return {stream: self._compact(spark, stream, size, grace, today) for stream in Stream}
+
+    def _compact(self, spark: SparkSession, stream: Stream, size: int, grace: timedelta, today: str) -> tuple[int, int]:
+        manifest = self.manifests[stream]
+        self._sweep(manifest, grace)
+        entries = manifest.entries()
+        closed = [each for each in entries if all(day < today for day in each.days)]
+        for group in _groups(closed, size):
+            self._join(spark, stream, group)
+        return len(entries), len(manifest.entries())
+
+    def _join(self, spark: SparkSession, stream: Stream, group: list[Entry]) -> None:
+        manifest, first = self.manifests[stream], group[0]
+        generation = 1 + max(each.generation for each in group)
+        wanted = replace(first, generation=generation, through=group[-1].through, replaced=())
+        frame = self._frame(spark, stream, [file for each in group for file in each.files])
+        frame = frame.withColumn("segment", F.lit(first.segment))
+        days = len({day for each in group for day in each.days})
+        made = self._write(frame.repartition(days, "dt").sortWithinPartitions("dt", "id"), stream, wanted)
+        rows, checksum = sum(each.rows for each in group), sum(each.checksum for each in group) % MODULUS
+        if made is None or (made.rows, made.checksum) != (rows, checksum):
+            raise UnsafeStore(
+                f"{self.url}: joining {first.segment} and {len(group) - 1} more lost rows; nothing changed"
+            )
+        self.verify(spark, stream, made)
+        manifest.replace(replace(made, replaced=tuple(file for each in group for file in each.files)))
+        for each in group[1:]:
+            manifest.forget(each)
+
+    def _sweep(self, manifest: Manifest, grace: timedelta) -> None:
+        """Remove what was replaced long ago, and the entries of those who were killed before they removed them."""
+        current = manifest.entries()
+        for each in manifest.all():
+            if each not in current:
+                manifest.forget(each)
+        for each in current:
+            if datetime.now(UTC) - datetime.fromisoformat(each.written_at) >= grace:
+                manifest.sweep(each)
+
+
+def _groups(entries: Sequence[Entry], size: int) -> Generator[list[Entry]]:
+    """Yield neighbours that together are no larger than `size`, two or more."""
+    group: list[Entry] = []
+    for each in entries:
+        joins = group and each.after == group[-1].through and sum(one.bytes for one in group) + each.bytes <= size
+        if not joins:
+            if len(group) > 1:
+                yield group
+            group = []
+        group.append(each)
+    if len(group) > 1:
+        yield group
+
+
+# ── ingest ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def ingest(
+    spark: SparkSession,
+    url: str,
+    lake: Lake,
+    *,
+    continuous: float | None = None,
+    rows: int = SEGMENT_ROWS,
+    consumer: str = "lake",
+    watch: Watcher | None = None,
+) -> dict[Stream, int]:
+    """Bring a lake up to the bus's head, or keep it there every `continuous` seconds; return the rows written.
+
+    Killed at any moment, it goes on where the manifest ends. One ingest at a time writes to a lake: Conflict.
+    Its progress shows in the bus as the subscriptions `consumer` and `consumer.audit`.
+    """
+    with _opened(url) as store, store.hold(f"lake {lake.url}") as check:
+        options = _Options(url, rows, consumer, watch)
+        runs = [_Ingest(spark, store, lake, stream, options=options, check=check) for stream in Stream]
+        try:
+            if continuous is None:
+                for run in runs:
+                    run.go(availableNow=True)
+            else:
+                _forever(spark, runs, continuous)
+        finally:
+            for run in runs:
+                run.stop()
+        return {run.stream: run.rows for run in runs}
+
+
+def _forever(spark: SparkSession, runs: Sequence["_Ingest"], seconds: float) -> None:
+    """Run both streams side by side until one ends, which only an error makes it do."""
+    for run in runs:
+        run.start(processingTime=f"{seconds} seconds")
+    spark.streams.awaitAnyTermination()
+    for run in runs:
+        run.wait()
+
+
+@contextmanager
+def _opened(url: str) -> Generator[Store]:
+    store = open_bus(url)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """What an ingest was asked for."""
+
+    url: str
+    rows: int
+    consumer: str
+    watch: Watcher | None
+
+
+class _Astray(Conflict):
+    """The stream's own checkpoint and the manifest do not agree: the manifest is right."""
+
+
+class _Ingest:
+    """One stream on its way into the lake."""
+
+    def __init__(
+        self, spark: SparkSession, store: Store, lake: Lake, stream: Stream, *, options: "_Options", check: Check
+    ) -> None:
+        """Register as a consumer of the bus, at where the lake ends; raise UnsafeStore if it is another bus's lake."""
+        self.stream = stream
+        self.rows = 0
+        self._spark, self._store, self._lake, self._options, self._check = spark, store, lake, options, check
+        self._manifest = lake.manifests[stream]
+        self._checkpoint = f"{self._manifest.folder.url}/checkpoint"
+        self._query: Any = None
+        self._fresh = True
+        span = store.span(stream)
+        self._log_id = span.log_id
+        entries = self._manifest.entries()
+        if entries and entries[-1].log_id != span.log_id:
+            raise UnsafeStore(
+                f"{lake.url} holds the events of another log than {store.url} (restored, or another bus): choose "
+                "another folder"
+            )
+        self._through = entries[-1].through if entries else span.pruned
+        self._name = options.consumer if stream is Stream.EVENTS else f"{options.consumer}.{stream}"
+        store.consumer(self._name, stream, self._through)
+        store.advance(self._name, self._through, self._log_id)
+
+    def go(self, **trigger: Any) -> None:
+        """Write what there is, and return."""
+        self.start(**trigger)
+        try:
+            self.wait()
+        except _Astray as error:
+            tell(logging.WARNING, "lake_checkpoint_dropped", lake=self._lake.url, reason=str(error))
+            self._manifest.folder.remove_folder("checkpoint")
+            self.start(**trigger)
+            self.wait()
+
+    def start(self, **trigger: Any) -> None:
+        """Begin to follow the stream."""
+        options = {
+            "url": self._options.url,
+            "stream": self.stream.value,
+            "startingOffsets": str(self._through),
+            "maxOffsetsPerTrigger": str(self._options.rows),
+        }
+        self._fresh = True
+        frame = self._spark.readStream.format("postbus").options(**options).load()
+        writer = frame.writeStream.foreachBatch(self._batch).trigger(**trigger)
+        self._query = writer.option("checkpointLocation", self._checkpoint).start()
+
+    def wait(self) -> None:
+        """Wait until the stream ends; raise what ended it."""
+        try:
+            self._query.awaitTermination()
+        except StreamingQueryException as error:
+            if "_Astray" in str(error):
+                raise _Astray(f"{self._checkpoint} is not where the manifest is") from None
+            raise
+
+    def stop(self) -> None:
+        """End the stream, if it runs."""
+        if self._query is not None and self._query.isActive:
+            self._query.stop()
+
+    def _batch(self, frame: DataFrame, number: int) -> None:
+        """Write one batch: its files first, then its entry, which makes them part of the lake; once only."""
+        del number
+        if self._fresh and not self._is_next(frame):
+            return
+        self._fresh = False
+        entry = self._lake.write(frame, self.stream, self._log_id, self._through)
+        if entry is None:
+            return
+        self._check()
+        self._manifest.add(entry)
+        self._through = entry.through
+        self.rows += entry.rows
+        self._store.advance(self._name, entry.through, self._log_id)
+        if self._options.watch is not None:
+            self._options.watch(Progress(self.stream, self.rows, entry.through, self._store.span(self.stream).head))
+
+    def _is_next(self, frame: DataFrame) -> bool:
+        """Return whether Spark's first batch begins where the manifest ends; False: it brings again what is there.
+
+        Raises _Astray if it does neither: Spark's checkpoint was lost, restored, or is of another lake.
+        """
+        first, last, through = frame.agg(F.min("segment"), F.max("segment"), F.max("id")).collect()[0]
+        after = self._through if first is None else int(first[1:])
+        if first != last:
+            raise _Astray(f"a batch of {first} and {last}")
+        if after == self._through:
+            return True
+        if any((each.after, each.through) == (after, through) for each in self._manifest.all()):
+            return False
+        raise _Astray(f"batch ({after}, {through}] is not the manifest's, which ends at {self._through}")
