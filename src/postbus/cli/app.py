@@ -10,9 +10,11 @@ from postbus.cli import (
     demo,
     dlq,
     doctor,
+    erase,
     events,
     import_table,
     migrate,
+    pipeline,
     publish,
     restore_mark,
     stats,
@@ -72,8 +74,9 @@ for name, module, command in (
     ("doctor", doctor, doctor.doctor),
     ("migrate", migrate, migrate.migrate),
     ("import", import_table, import_table.import_table),
+    ("erase", erase, erase.erase),
     ("restore-mark", restore_mark, restore_mark.restore_mark),
 ):
     app.command(name, epilog=module.EXAMPLES)(command)
-for group in (events.group, dlq.group, subscriptions.group):
+for group in (events.group, dlq.group, subscriptions.group, pipeline.group):
     app.add_typer(group)

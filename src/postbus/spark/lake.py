@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  as everybody who writes Spark calls it
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StringType, StructField, StructType, VariantType
 
-from postbus.errors import Conflict, UnsafeStore
+from postbus.errors import Conflict, InvalidRequest, UnsafeStore
 from postbus.model import Stream
 from postbus.observe import tell
 from postbus.spark.manifest import DATA, MODULUS, Entry, Manifest
@@ -29,8 +29,9 @@ __all__ = ["Lake", "Progress", "ingest"]
 SEGMENT_ROWS: Final = 250_000
 COMPACT_BYTES: Final = 256_000_000
 GRACE: Final = timedelta(hours=24)
-COLUMNS: Final = {stream: tuple(RELATIONS[stream].names) for stream in Stream}
+COLUMNS: Final[dict[Stream, tuple[str, ...]]] = {stream: tuple(RELATIONS[stream].names) for stream in Stream}
 VARIANT: Final = "payload_variant"
+FORMATS: Final = ("delta", "iceberg")
 Check = Callable[[], None]
 Watcher = Callable[["Progress"], None]
 
@@ -88,9 +89,10 @@ class Lake:
     ) -> DataFrame:
         """Return the lake's rows, each once, as they are now; of some days (`2026-05-01`) only, if said."""
         stream = Stream(stream)
-        return self._frame(spark, stream, self.manifests[stream].chosen(since=since, until=until))
+        return self.frame(spark, stream, self.manifests[stream].chosen(since=since, until=until))
 
-    def _frame(self, spark: SparkSession, stream: Stream, files: Sequence[str]) -> DataFrame:
+    def frame(self, spark: SparkSession, stream: Stream, files: Sequence[str]) -> DataFrame:
+        """Return the rows of some of the stream's files."""
         schema, folder = self.schema(stream), self.manifests[stream].folder.url
         if not files:
             return spark.createDataFrame([], schema)
@@ -162,12 +164,82 @@ class Lake:
     def verify(self, spark: SparkSession, stream: Stream, entry: Entry) -> None:
         """Read a segment's files again, flushed to disk; raise UnsafeStore unless they hold what was written."""
         self.manifests[stream].folder.flush(entry.files)
-        found = self.tally(self._frame(spark, stream, entry.files), stream)
+        found = self.tally(self.frame(spark, stream, entry.files), stream)
         if found != (entry.rows, entry.checksum):
             raise UnsafeStore(
                 f"{self.url}: segment {entry.segment} of {stream} holds {found[0]:,} rows that are not the "
                 f"{entry.rows:,} written: restore its files from a backup, or ingest the range anew"
             )
+
+    # ── erasing ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def find(self, spark: SparkSession, *, uid: str | None = None, key: str | None = None) -> list[int]:
+        """Return the ids of the events that have this uid or this key."""
+        wanted = (F.col("uid") == uid) if uid is not None else (F.col("key") == key)
+        return [row[0] for row in self.read(spark).filter(wanted).select("id").collect()]
+
+    def erase(self, spark: SparkSession, ids: Sequence[int]) -> int:
+        """Blank what these events say of anybody, as the store does; return how many segments were rewritten.
+
+        Their old files are removed at once: whoever is reading them has to begin anew.
+        """
+        return sum(self._blank(spark, stream, each, ids) for stream in Stream for each in self._touched(stream, ids))
+
+    def _touched(self, stream: Stream, ids: Sequence[int]) -> list[Entry]:
+        entries = self.manifests[stream].entries()
+        if stream is Stream.AUDIT:
+            return entries if ids else []
+        return [each for each in entries if any(each.after < one <= each.through for one in ids)]
+
+    def _blank(self, spark: SparkSession, stream: Stream, entry: Entry, ids: Sequence[int]) -> bool:
+        frame = self.frame(spark, stream, entry.files)
+        named = spark.createDataFrame([(each,) for each in ids], "erased BIGINT")
+        key, blanks = _blanks(stream)
+        marked = frame.join(F.broadcast(named), F.col(key) == F.col("erased"), "left")
+        hit = F.col("erased").isNotNull()
+        told = F.coalesce("payload", "title") if stream is Stream.EVENTS else F.coalesce("error_message", "errors")
+        if marked.filter(hit & told.isNotNull() & (told != "null")).isEmpty():
+            return False
+        for column, value in blanks.items():
+            marked = marked.withColumn(column, F.when(hit, value).otherwise(F.col(column)))
+        made = self._write(
+            marked.withColumn("segment", F.lit(entry.segment)),
+            stream,
+            replace(entry, generation=entry.generation + 1, replaced=()),
+        )
+        if made is None or made.rows != entry.rows:
+            raise UnsafeStore(f"{self.url}: rewriting {entry.segment} lost rows; nothing changed")
+        self.verify(spark, stream, made)
+        rewritten = replace(made, replaced=entry.files + entry.replaced)
+        self.manifests[stream].replace(rewritten)
+        self.manifests[stream].sweep(rewritten)
+        return True
+
+    # ── tables of other formats ──────────────────────────────────────────────────────────────────────────────────
+
+    def require_format(self, spark: SparkSession, name: str) -> None:
+        """Raise InvalidRequest if this Spark cannot write tables of a format: `delta`, `iceberg`."""
+        if name not in FORMATS:
+            raise InvalidRequest(f"a lake is parquet, and beside it {' or '.join(FORMATS)}, not {name!r:.80}")
+        try:
+            spark.read.format(name).load(f"{self.url}/{name}").isEmpty()
+        except AnalysisException as error:
+            if "DATA_SOURCE_NOT_FOUND" in str(error):
+                raise InvalidRequest(
+                    f"this Spark ({spark.version}) has no {name}: give it the jars, spark.jars.packages in its settings"
+                ) from None
+
+    def mirror(self, spark: SparkSession, name: str) -> None:
+        """Append to tables of another format what the lake has and they have not; such an append is all or nothing."""
+        for stream in Stream:
+            place = f"{self.url}/{name}/{stream}"
+            try:
+                top = spark.read.format(name).load(place).agg(F.max("id")).collect()[0][0] or 0
+            except AnalysisException:
+                top = 0
+            new = self.read(spark, stream).filter(F.col("id") > top).drop("seg")
+            if not new.isEmpty():
+                new.write.format(name).mode("append").partitionBy("dt").save(place)
 
     # ── compaction ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -195,7 +267,7 @@ class Lake:
         manifest, first = self.manifests[stream], group[0]
         generation = 1 + max(each.generation for each in group)
         wanted = replace(first, generation=generation, through=group[-1].through, replaced=())
-        frame = self._frame(spark, stream, [file for each in group for file in each.files])
+        frame = self.frame(spark, stream, [file for each in group for file in each.files])
         frame = frame.withColumn("segment", F.lit(first.segment))
         days = len({day for each in group for day in each.days})
         made = self._write(frame.repartition(days, "dt").sortWithinPartitions("dt", "id"), stream, wanted)
@@ -218,6 +290,15 @@ class Lake:
         for each in current:
             if datetime.now(UTC) - datetime.fromisoformat(each.written_at) >= grace:
                 manifest.sweep(each)
+
+
+def _blanks(stream: Stream) -> tuple[str, dict[str, Column]]:
+    """Return how an event is known in a table, and what erasing leaves of its columns."""
+    nothing = F.lit(None)
+    if stream is Stream.AUDIT:
+        return "event_id", {"error_message": nothing, "errors": nothing}
+    empty = F.from_json(F.lit("{}"), "map<string,string>")
+    return "id", {"payload": F.lit("null"), "title": nothing, "description": nothing, "metadata": empty}
 
 
 def _groups(entries: Sequence[Entry], size: int) -> Generator[list[Entry]]:
