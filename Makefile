@@ -14,7 +14,7 @@ help:  ## Show this list
 	@awk 'BEGIN { FS = ":.*## "; print "Usage: make TARGET [PYTHON=python3.12] [ARGS=...]\n" } \
 	     /^[a-z]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-demo: $(VENV)/.core  ## Run the demo shop: workers are killed, no event is lost
+demo: $(VENV)/.spark  ## Run the demo shop: workers are killed, no event is lost, Spark reports
 	@$(BIN)/postbus demo $(ARGS)
 
 test: $(VENV)/.dev  ## Run the tests (ARGS="-k retry" picks some)
@@ -59,17 +59,17 @@ $(VENV)/pyvenv.cfg:
 	 { echo "postbus needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) -V 2>&1): make PYTHON=python3.12" >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.core: pyproject.toml | $(VENV)/pyvenv.cfg
-	$(call install,)
+$(VENV)/.spark: pyproject.toml | $(VENV)/pyvenv.cfg
+	$(call install,[spark$(COMMA)jdk])
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml | $(VENV)/pyvenv.cfg
-	$(call install,[dev])
-	@touch $(VENV)/.core $@
+	$(call install,[dev$(COMMA)spark$(COMMA)jdk])
+	@touch $(VENV)/.spark $@
 
 $(VENV)/.bench: pyproject.toml | $(VENV)/pyvenv.cfg
-	$(call install,[dev$(COMMA)bench])
-	@touch $(VENV)/.core $(VENV)/.dev $@
+	$(call install,[dev$(COMMA)bench$(COMMA)spark$(COMMA)jdk])
+	@touch $(VENV)/.spark $(VENV)/.dev $@
 
 # Two of the bench's peers live on Node. Without npm they are left out, and the bench says so.
 bench/node/node_modules/.ready: bench/node/package.json

@@ -17,10 +17,12 @@ import typer
 from rich.console import RenderableType
 from rich.progress import BarColumn, Progress, TextColumn
 
+from postbus.cli import pipeline
 from postbus.cli.console import Output, emit, line, say, stderr, table
 from postbus.cli.dlq import reason
 from postbus.cli.options import Format
 from postbus.cli.supervise import Supervisor
+from postbus.errors import InvalidRequest
 from postbus.model import NewEvent, Status
 from postbus.payload import Draft, draft
 from postbus.store import open_store
@@ -42,11 +44,15 @@ def demo(
     *,
     events: Annotated[int, typer.Option(min=20, max=1_000_000, help="How many events to publish.")] = 1_000,
     keep_file: Annotated[bool, typer.Option("--keep-file", help="Keep the database to look around in.")] = False,
+    report: Annotated[
+        bool, typer.Option("--report/--no-report", help="Then the report, if Spark is installed.")
+    ] = True,
     output: Format = Output.TABLE,
 ) -> None:
     """Watch a small shop survive flaky handlers, poison events and killed workers, in a few seconds.
 
-    Exits with 1 unless completed + dead = published.
+    Exits with 1 unless completed + dead = published. Where Spark is installed, the events then go into a lake, and the
+    report on them is shown.
     """
     folder = Path(tempfile.mkdtemp(prefix="postbus-demo-"))
     try:
@@ -56,11 +62,25 @@ def demo(
             said = (folder / "workers.log").read_text(errors="replace").splitlines()[-20:]
             say("\n".join(["the sum does not add up; the workers said last:", *said]), style="red")
             raise typer.Exit(1)
+        if report and output is Output.TABLE:
+            _report(folder)
     finally:
         if keep_file:
             say(f"Look around: postbus events list --url sqlite:///{folder}/shop.db")
         else:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _report(folder: Path) -> None:
+    """Bring the shop's events into a lake and show the report on them; say in a line what that would need."""
+    url, lake = f"sqlite:///{folder}/shop.db", str(folder / "lake")
+    say("\nThe same events in a lake of Parquet files, and the report on them, by Spark:")
+    try:
+        with pipeline.spark_for(url, None):
+            pipeline.ingest(lake=lake, url=url)
+            pipeline.report(lake=lake, url=url)
+    except InvalidRequest as error:
+        say(f"not shown: {error}", style="dim")
 
 
 @dataclass(frozen=True)

@@ -72,10 +72,13 @@ def pipeline() -> None:
 
 @contextmanager
 def spark_for(url: str, master: str | None) -> Generator["SparkSession"]:
-    """Start Spark, saying so: it takes a while."""
+    """Start Spark, saying so, since it takes a while, and stop it again; or use the session that there is."""
     try:
-        from postbus.spark.launch import refuse_remote_file, session  # noqa: PLC0415  Spark only where it is used
+        from pyspark.sql import SparkSession  # noqa: PLC0415  Spark only where it is used
 
+        from postbus.spark.launch import refuse_remote_file, session  # noqa: PLC0415
+
+        there = SparkSession.getActiveSession()
         refuse_remote_file(url, master or "local[*]")
         with stderr().status("Starting Spark …"):
             spark = session(master)
@@ -84,7 +87,8 @@ def spark_for(url: str, master: str | None) -> Generator["SparkSession"]:
     try:
         yield spark
     finally:
-        spark.stop()
+        if there is None:
+            spark.stop()
 
 
 def lake_of(path: str) -> "Lake":

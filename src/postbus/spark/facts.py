@@ -248,9 +248,8 @@ def stays(log: DataFrame, unfinished: DataFrame) -> DataFrame:
     told = rows.select("*", before.alias("_before"), fn.coalesce(since, "event_created_at").alias("since"))
     ended_before = fn.col("_before").isin(*COMPLETED, "FAILED")
     nothing = (fn.col("action") == "RETRIED") | (fn.col("action").isin("OPEN", "DISCARDED") & ended_before)
-    return told.where(~fn.coalesce(nothing, fn.lit(col=False))).select(
-        "subscription", "since", fn.col("created_at").alias("until")
-    )
+    stayed = told.where(fn.col("since").isNotNull() & ~fn.coalesce(nothing, fn.lit(col=False)))
+    return stayed.select("subscription", "since", fn.col("created_at").alias("until"))
 
 
 def stale_workers(

@@ -156,22 +156,26 @@ def make(
     silent_after: timedelta = 5 * MINUTE,
     stuck_after: timedelta = 5 * MINUTE,
 ) -> Report:
-    """Return what happened in [since, until): by default all there is, until now.
+    """Return what happened in [since, until): by default all there is, until now. Raises InvalidRequest.
 
     The frames must hold at least what was written from `since` until now; failures of events published before what
     `events` holds are told without their type. `open` is read first: what ends meanwhile shows its end in the log.
     """
+    until = until or now
+    if since is not None and since >= until:
+        raise InvalidRequest(f"a report needs a time to look at, and {since} is not before {until}")
     with ExitStack() as stack:
         live = _kept(stack, open)
         standing = _standing(live, now)
         rows = audit.select(*AUDIT)
         if since is not None:
             rows = rows.where(fn.col("created_at") >= facts.at(since))
-        log = _kept(stack, facts.described(rows, events))
-        period = _Period.of(since or _beginning(log, events), until or now)
+        known = _kept(stack, events.select("id", "type", "tags", "priority", "created_at"))
+        log = _kept(stack, facts.described(rows, known))
+        period = _Period.of(since or min(_beginning(log, known) or until - HOUR, until - MINUTE), until)
         attempts = _kept(stack, facts.attempts(log).where(period.holds("finished_at")))
         figures = _figures(attempts, period.size)
-        counted = _counted(log, events, live, period)
+        counted = _counted(log, known, live, period)
         stale = facts.stale_workers(log, live, now=now, silent_after=silent_after, stuck_after=stuck_after)
         faults = facts.fingerprints(attempts).orderBy(fn.desc("count"), fn.desc("last_seen")).limit(MOST_FAULTS)
         types = _worst_first(figures["type"])
@@ -206,11 +210,8 @@ class _Period(NamedTuple):
     size: timedelta
 
     @classmethod
-    def of(cls, since: datetime | None, until: datetime) -> "_Period":
-        """Choose the smallest buckets that still make a chart; where nothing has happened yet, an hour is looked at."""
-        since = since or until - HOUR
-        if since >= until:
-            raise InvalidRequest(f"a report needs a time to look at, and {since} is not before {until}")
+    def of(cls, since: datetime, until: datetime) -> "_Period":
+        """Choose the smallest buckets that still make a chart."""
         size = next((size for size in SIZES if (until - since) / size <= MOST_BUCKETS), SIZES[-1])
         return cls(since, until, size)
 
