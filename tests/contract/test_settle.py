@@ -199,6 +199,17 @@ def test_a_settlement_that_loses_does_not_stop_its_neighbours(op: Operator):
     ]
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_of_two_leases_on_one_event_in_one_call_only_the_later_counts(op: Operator, order: int):
+    """A worker that was late and the one that took over may report together: each gets its own answer (I8)."""
+    op.publish()
+    late = op.take(worker="late")
+    op.end_leases()
+    quick = op.take(worker="quick")
+    told = [Settlement(each.lease, DONE, "w", execution_time_ms=1.0) for each in (late, quick)][::order]
+    assert op.store.settle(told) == [Settled.LOST, Settled.APPLIED][::order]
+
+
 def test_a_large_batch_that_simply_worked_is_settled_like_single_ones(op: Operator, clock: FrozenClock):
     """Two hundred of two subscriptions, a stale one and a double among them: each row as if settled alone (I8, I13)."""
     op.subscription("other")

@@ -17,8 +17,8 @@ from postbus.store.sqlite.store import SqliteStore
 
 __all__ = [
     "Store",
+    "as_arrow",
     "exists",
-    "extract",
     "grant_roles",
     "is_file",
     "migration_script",
@@ -56,8 +56,11 @@ def open_source(url: str, table: str, columns: Columns) -> AbstractContextManage
     return sqlite_source.open_source(_path(url), table, columns)
 
 
-def extract(url: str, relation: str, columns: Sequence[str], after: int, through: int) -> Iterator[Any]:
-    """Go through a range of ids of `events`, `audit` or `deliveries` as Arrow batches; see `RELATIONS` in `extract`."""
+def as_arrow(url: str, relation: str, columns: Sequence[str], after: int, through: int) -> Iterator[Any]:
+    """Go through a range of ids of `events`, `audit` or `deliveries` as Arrow batches.
+
+    Their columns stand in `RELATIONS` of `postbus.store.extract`.
+    """
     if _is_postgres(url):
         return _postgres("extract").extract(_postgres().Address.of(url), relation, columns, after, through)
     return import_module("postbus.store.sqlite.extract").extract(_path(url), relation, columns, after, through)

@@ -43,16 +43,21 @@ class Burials:
         total = last = 0
         while rows := self._db.run("some_deliveries", (subscription, last, CHUNK)):
             last = rows[-1][0]
-            self._db.many("drop_delivery", [(row[0], subscription) for row in rows])
-            self._db.many(
-                "log",
-                [
-                    (event_id, subscription, "DISCARDED", self._now, None, attempt, epoch, self._actor, *_NOTHING)
-                    for event_id, attempt, epoch, _ in rows
-                ],
-            )
+            self.discard([(event_id, subscription, attempt, epoch) for event_id, attempt, epoch, _ in rows])
             total += len(rows)
         return total
+
+    def discard(self, rows: Sequence[Row]) -> set[int]:
+        """Remove deliveries (event id, subscription, attempt, epoch), whatever their state; return whose they were."""
+        self._db.many("drop_delivery", [row[:2] for row in rows])
+        self._db.many(
+            "log",
+            [
+                (event_id, subscription, "DISCARDED", self._now, None, attempt, epoch, self._actor, *_NOTHING)
+                for event_id, subscription, attempt, epoch in rows
+            ],
+        )
+        return {row[0] for row in rows}
 
     def _still_dead(self, keys: Sequence[Row]) -> list[Row]:
         return self._db.many("dead_held", [key[:2] for key in keys])

@@ -123,11 +123,17 @@ class Catalog:
         if route.solo == solo:
             return identity
         twin = route._replace(id=route_id(*route[1:5], solo=solo), solo=solo)
-        # Registered anew in this transaction, though it may be known: where others write at the same time, one that
-        # nobody uses may be on its way out.
-        db.run("add_route", twin)
-        self._book.add(twin)
-        return twin.id
+        return self.register(db, twin)
+
+    def register(self, db: Database, route: Route) -> int:
+        """Have a route registered until the end of `db`'s transaction; return its id.
+
+        Done anew, though it may be known: where others write at the same time, one that nobody uses may be on its way
+        out.
+        """
+        db.run("add_route", route)
+        self._book.add(route)
+        return route.id
 
     def _register(self, db: Database, route: Route) -> None:
         if route.id not in self._book.by_id:

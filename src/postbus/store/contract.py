@@ -382,6 +382,14 @@ class Store(Protocol):
         """
         ...
 
+    def redeliver(self, subscription: str, ids: Sequence[int], actor: str) -> int:
+        """Deliver events of the log to a queue subscription again, due now; return how many.
+
+        One that is on its way there, or a dead letter there, is left as it is. Each is recorded as REPLAYED (I11).
+        Raises InvalidRequest, and delivers none, where one was pruned or the subscription is no queue.
+        """
+        ...
+
     def hold(self, name: str) -> AbstractContextManager[Callable[[], None]]:
         """Be the only one on this store who holds a name, until the end of the block or of the process.
 

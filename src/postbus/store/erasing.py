@@ -1,6 +1,7 @@
 """Blanking what events say of anybody: their content, what errors quoted of it, and whatever was still to be done."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Final
 
 from postbus.model import Action
@@ -8,11 +9,23 @@ from postbus.store.burials import Burials
 from postbus.store.records import checksum, json_array
 from postbus.store.session import Session
 
-__all__ = ["Erasing"]
+__all__ = ["Erasing", "bearing"]
 
 BLANK: Final = "null"
+LOOK: Final = 10_000
 END_OF_TIME: Final = (1 << 63) - 1
 _NOTHING: Final = (None, None, None, None)
+
+
+def bearing(read: Callable[[], AbstractContextManager[Session]], uid: str | None, key: str | None) -> Iterator[int]:
+    """Yield the ids of the events that bear a uid or a key. No index knows: the log is read, a part at a time."""
+    last: int | None = 0 if uid is not None or key is not None else None
+    while last is not None:
+        with read() as session:
+            end = session.db.value("ahead_events", (last, END_OF_TIME, LOOK))
+            found = [] if end is None else session.db.run("bearing", (last, end, uid, key))
+        yield from (row[0] for row in found)
+        last = end
 
 
 class Erasing:
@@ -23,14 +36,6 @@ class Erasing:
         self._session = session
         self._db, _, self._now = session
         self._actor = actor
-
-    @staticmethod
-    def look(session: Session, uid: str | None, key: str | None, after: int, limit: int) -> tuple[int | None, list[int]]:
-        """Return where the next `limit` events after an id end (None: there are none), and which bear a uid or a key."""
-        end = session.db.value("ahead_events", (after, END_OF_TIME, limit))
-        if end is None:
-            return None, []
-        return end, [row[0] for row in session.db.run("bearing", (after, end, uid, key))]
 
     def erase(self, ids: Sequence[int]) -> int:
         """Leave nothing of these but what the contract says; return how many had more, or no record of being erased."""

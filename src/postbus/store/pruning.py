@@ -47,7 +47,9 @@ class Pruning:
     def _require_room(self, after: int, through: int) -> None:
         span = Positions(self._session).span(self._stream)
         if through > span.head:
-            raise InvalidRequest(f"{self._stream} can be read up to {span.head:,}: pruning up to {through:,} is refused")
+            raise InvalidRequest(
+                f"{self._stream} can be read up to {span.head:,}: pruning up to {through:,} is refused"
+            )
         if after > span.pruned:
             raise InvalidRequest(f"{self._stream} were pruned up to {span.pruned:,}: begin there, not at {after:,}")
 
@@ -56,6 +58,6 @@ class Pruning:
         for name, position in self._db.run("behind", (self._stream, through)):
             if name not in past:
                 raise Conflict(
-                    f"subscription {name!r} has come to {position:,} of {self._stream}: pruning up to {through:,} would "
-                    "cut it off. Let it go on, delete it, or prune past it on purpose"
+                    f"subscription {name!r} has come to {position:,} of {self._stream}: pruning up to {through:,} "
+                    "would cut it off. Let it go on, delete it, or prune past it on purpose"
                 )

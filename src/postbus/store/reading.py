@@ -22,6 +22,7 @@ from postbus.model import (
     SubscriptionStats,
 )
 from postbus.pattern import matches
+from postbus.payload import Draft
 from postbus.store.catalog import Catalog
 from postbus.store.contract import DeadFilter, Work
 from postbus.store.records import (
@@ -31,6 +32,7 @@ from postbus.store.records import (
     json_array,
     log_from_row,
     moment,
+    row_from_draft,
     split_tags,
 )
 from postbus.store.routes import Selection
@@ -61,6 +63,14 @@ class Reading:
         if not rows:
             raise NotFound(f"there is no event {event_id}")
         return self._standing(rows[0], subscription)
+
+    def known(self, event_id: int, draft: Draft) -> Event:
+        """Return the event that a draft's uid stands for already; of one that was pruned, what the draft tells anew."""
+        rows = self._db.run("event", (event_id,))
+        if not rows:
+            created_at = self._db.value("uid_since", (draft.uid,)) or self._now
+            rows = [row_from_draft(draft, event_id, created_at)]
+        return self._standing(rows[0], "default")
 
     def _shown(self, row: Row, subscription: str) -> Event:
         """Return an event for a list: one that is damaged says so in its metadata, and spoils no page."""
@@ -163,9 +173,7 @@ class Reading:
 
     def _tried_below(self, below: int, subscription: str, state: State) -> Iterator[Row]:
         """Go through leased or dead ones below an id, straight off an index that has them in order of creation."""
-        rows = self._db.run("event", (below,))
-        created_at = rows[0][9] if rows else END_OF_TIME
-        found = self._db.iterate("tried", (subscription, created_at, below, state))
+        found = self._db.iterate("tried", (subscription, _created(self._db, below), below, state))
         return (row[:1] for row in found if row[0] < below)
 
     def _matching(self, ids: Iterator[Row], wanted: Callable[[Row], bool] | None) -> Iterator[Row]:
@@ -205,15 +213,24 @@ class Reading:
         return sum(self._db.value("count_dead", (name, TOTAL_CAP + 1)) for name in names)
 
     def _dead_letter(self, event_id: int, subscription: str) -> DeadLetter:
-        _, _, _, attempts, errors, died_at, last_retry_at, *_ = self._db.run("dead_one", (event_id, subscription))[0]
+        (dead,) = self._db.run("dead_one", (event_id, subscription))
+        _, _, route, attempts, errors, died_at, last_retry_at, created_at, _ = dead
+        rows = self._db.run("event", (event_id,)) or [self._lost(event_id, route, created_at)]
         return DeadLetter(
-            event=next(self._shown(row, subscription) for row in self._db.run("event", (event_id,))),
+            event=self._shown(rows[0], subscription),
             subscription=subscription,
             attempts=attempts,
             errors=decode_errors(errors),
             died_at=from_micros(died_at),
             last_retry_at=moment(last_retry_at),
         )
+
+    def _lost(self, event_id: int, route_id: int, created_at: int) -> Row:
+        """Return what a delivery tells of its event, for a list that must not fail because the event is not there."""
+        route = self._catalog.route(route_id)
+        told = '{"damaged":"the event is not in the log"}'
+        return (event_id, "", route.type, route.tags, None, None, None, "null", told, created_at, route.priority, None,
+                None)  # fmt: skip
 
     # ── what is left, and figures ────────────────────────────────────────────────────────────────────────────────
 
@@ -327,8 +344,13 @@ def _keyset(db: Database, after: int | str | None, name: str) -> tuple[int, int]
         return END_OF_TIME, END_OF_TIME
     number, _, passed = str(after).partition(":")
     event_id = _number(number)
-    rows = db.run("event", (event_id,))
-    return rows[0][9] if rows else END_OF_TIME, event_id + (name > passed)
+    return _created(db, event_id), event_id + (name > passed)
+
+
+def _created(db: Database, event_id: int) -> int:
+    """Return when an event was created; of one that is not there any more, when the next one was."""
+    rows = db.run("when_events", (event_id - 1,))
+    return rows[0][1] if rows else END_OF_TIME
 
 
 def _meant(catalog: Catalog, which: DeadFilter, row: Row) -> bool:

@@ -30,6 +30,7 @@ __all__ = [
     "log_from_row",
     "moment",
     "quick_delivery",
+    "row_from_draft",
     "split_tags",
 ]
 
@@ -196,6 +197,26 @@ def event_from_draft(draft: Draft, identity: int, created_at: datetime, due: dat
         0,
         due,
         created_at,
+    )
+
+
+def row_from_draft(draft: Draft, identity: int, created_at: int) -> Row:
+    """Return the row of an event, in the columns of the `event` query."""
+    tags = ",".join(draft.tags)
+    return (
+        identity,
+        draft.uid,
+        draft.type,
+        tags,
+        draft.key,
+        draft.title,
+        draft.description,
+        draft.payload,
+        draft.metadata,
+        created_at,
+        draft.priority,
+        draft.max_retries,
+        checksum(draft.uid, draft.type, tags, draft.payload),
     )
 
 

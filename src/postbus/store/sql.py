@@ -6,7 +6,7 @@ A dialect brings its connections (`_read`, `_write`), its statements, publishing
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -38,19 +38,23 @@ from postbus.model import (
     Stream,
     Subscription,
 )
+from postbus.observe import probe
 from postbus.pattern import Interest
 from postbus.payload import Draft
 from postbus.retry import RetryPolicy
 from postbus.store.burials import Burials
-from postbus.store.contract import Claim, Claimed, DeadFilter, Settled, Settlement, Watch, Work
-from postbus.store.erasing import Erasing
+from postbus.store.contract import Claim, Claimed, DeadFilter, Failure, Settled, Settlement, Watch, Work
+from postbus.store.diverting import Diverting
+from postbus.store.erasing import Erasing, bearing
 from postbus.store.leases import Leases, Taken
 from postbus.store.liveness import Liveness
 from postbus.store.positions import Positions
 from postbus.store.pruning import Pruning
 from postbus.store.reading import Reading, dead_keys, tags_filter
 from postbus.store.records import UNREADABLE, claimed_event, moment, quick_delivery, split_tags
+from postbus.store.redelivering import redeliver
 from postbus.store.session import Row, Session, bump
+from postbus.store.staging import drop_some, sunk_before, tidied
 
 __all__ = ["SqlStore", "Won"]
 
@@ -61,7 +65,6 @@ CHUNK: Final = 1_000
 LOAD_CHUNK: Final = 100
 LOAD_BYTES: Final = 32_000_000
 TIDY_UIDS: Final = 100_000
-LOOK: Final = 10_000
 SPARE_ROUTES: Final = 10_000
 
 
@@ -112,6 +115,10 @@ class SqlStore(ABC):
     def _beside(self, operation: Callable[[Session], R]) -> R:
         """Run a long operation in a transaction of its own, which no making of a subscription overlaps."""
 
+    def _keeping(self, operation: Callable[[Session], R]) -> R:
+        """Run an operation that makes deliveries of events long in the log, none of which is pruned meanwhile."""
+        return self._write(operation)
+
     @abstractmethod
     def _reclaim(self, stream: Stream, *, done: bool) -> None:
         """Let the space that rows of a stream have left be used again; `done` if no more of them are about to go."""
@@ -119,6 +126,13 @@ class SqlStore(ABC):
     @abstractmethod
     def _backfill(self, session: Session, name: str, after: int) -> None:
         """Make a new subscription's deliveries for the events it wants that are in the log already."""
+
+    @abstractmethod
+    def stage(self, part: int, first: int, drafts: Sequence[Draft]) -> None: ...
+
+    @abstractmethod
+    def _publish_part(self, session: Session, part: int, rows: int) -> int:
+        """Publish all of a part in this transaction, return how many are new; raise Conflict unless it has `rows`."""
 
     @abstractmethod
     def _claim(self, claim: Claim) -> Won:
@@ -349,14 +363,10 @@ class SqlStore(ABC):
         self._reclaim(stream, done=step.done)
         return step
 
-    def erase(
-        self, *, uid: str | None = None, key: str | None = None, ids: Collection[int] = (), actor: str
-    ) -> Erased:
-        if uid is not None and key is not None:
-            raise InvalidRequest("erase by uid or by key, not by both")
-        if uid is None and key is None and not ids:
-            raise InvalidRequest("say what to erase: a uid, a key, or ids")
-        wanted = sorted({*ids, *self._bearing(uid, key)})
+    def erase(self, *, uid: str | None = None, key: str | None = None, ids: Collection[int] = (), actor: str) -> Erased:
+        if (uid is not None and key is not None) or not (uid or key or ids):
+            raise InvalidRequest("erase by a uid or by a key, or name the ids")
+        wanted = sorted({*ids, *bearing(self._read, uid, key)})
         changed = 0
         for start in range(0, len(wanted), CHUNK):
             chunk = wanted[start : start + CHUNK]
@@ -367,18 +377,48 @@ class SqlStore(ABC):
             self._wake()
         return Erased(tuple(wanted), changed)
 
-    def _bearing(self, uid: str | None, key: str | None) -> list[int]:
-        """Return the ids of the events that bear a uid or a key. No index knows: the log is read, a part at a time."""
-        found: list[int] = []
-        last = 0
-        while uid is not None or key is not None:
-            with self._read() as session:
-                end, rows = Erasing.look(session, uid, key, last, LOOK)
-            if end is None:
-                break
-            found += rows
-            last = end
-        return found
+    # ── Spark: what its streams failed at, and what its jobs bring ───────────────────────────────────────────────
+
+    def divert(self, subscription: str, failures: Sequence[Failure], policy: RetryPolicy, worker_id: str) -> int:
+        count = 0
+        for start in range(0, len(failures), CHUNK):
+            chunk = failures[start : start + CHUNK]
+            count += self._keeping(
+                lambda session, chunk=chunk: Diverting(session, self._leases).divert(
+                    subscription, chunk, policy, worker_id
+                )
+            )
+        self._wake()
+        return count
+
+    def begin_part(self, query: str, batch: int) -> int:
+        return self._write(lambda session: session.db.value("add_part", (query, batch, session.now)))
+
+    def publish_parts(self, query: str, batch: int, parts: Mapping[int, int]) -> int | None:
+
+        def publish(session: Session) -> int | None:
+            if sunk_before(session, query, batch, sum(parts.values())):
+                return None
+            if lost := parts.keys() - {part for (part,) in session.db.run("parts_of", (query, batch))}:
+                raise Conflict(f"batch {batch} of {query}: {len(lost)} of its {len(parts)} parts were dropped")
+            return sum(self._publish_part(session, part, rows) for part, rows in parts.items())
+
+        published = self._write(publish)
+        probe("published")
+        self._wake()
+        with self._read() as session:
+            brought = [part for (part,) in session.db.run("parts_of", (query, batch))]
+        self.drop_parts(brought)
+        return published
+
+    def drop_parts(self, parts: Sequence[int]) -> None:
+        while self._write(lambda session: drop_some(session, parts)):
+            pass
+
+    def redeliver(self, subscription: str, ids: Sequence[int], actor: str) -> int:
+        count = self._keeping(lambda session: redeliver(session, subscription, ids, actor))
+        self._wake()
+        return count
 
     # ── subscriptions ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -510,7 +550,7 @@ class SqlStore(ABC):
             db, _, now = session
             removed = db.count("drop_old_uids", (now - DEDUP_WINDOW // timedelta(microseconds=1), TIDY_UIDS))
             db.run("drop_old_handlers", (now - HANDLER_MEMORY // timedelta(microseconds=1),))
-            return removed
+            return removed + tidied(session)
 
         self._liveness.sweep(self.owners)
         for owner in {each.owner for each in self.handlers() if self.is_dead(each.owner)}:

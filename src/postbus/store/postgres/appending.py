@@ -13,7 +13,7 @@ from postbus.store.postgres.connection import Database, array
 from postbus.store.records import due_micros, event_from_draft
 from postbus.store.session import Row
 
-__all__ = ["Stored", "append", "append_all", "append_here", "arguments", "events"]
+__all__ = ["Stored", "append", "append_all", "append_here", "arguments", "events", "stage"]
 
 COPY_FROM: Final = 100
 """From how many events on COPY is faster than one statement with everything in it."""
@@ -21,6 +21,10 @@ BATCH: Final = 20_000
 LINES: Final = 250
 FEW_WAYS: Final = 8
 COLUMNS: Final = "id, uid, type, tags, key, title, description, payload, metadata, created_at, priority, max_retries"
+STAGED: Final = (
+    "part, position, uid, chosen, type, tags, key, title, description, payload, metadata, priority, max_retries, "
+    "delay, at"
+)
 _ESCAPES: Final = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"})
 _NULL: Final = "\\N"
 _OPTIONAL: Final = ("key", "title", "description", "max_retries")
@@ -152,6 +156,27 @@ def _line(draft: Draft, event_id: int, moment: str) -> str:
         f"{event_id}\t{uid.translate(_ESCAPES)}\t{kind.translate(_ESCAPES)}\t{','.join(tags).translate(_ESCAPES)}\t"
         f"{_nullable(key)}\t{_nullable(title)}\t{_nullable(description)}\t{_escaped(payload)}\t{_escaped(metadata)}\t"
         f"{moment}\t{priority}\t{_NULL if max_retries is None else max_retries}\n"
+    )
+
+
+def stage(db: Database, part: int, first: int, drafts: Sequence[Draft], schema: str) -> None:
+    """Lay events by in a part by COPY, inside the transaction that is open."""
+    lines = (
+        "".join(
+            _staged_line(part, position, draft) for position, draft in enumerate(drafts[at : at + LINES], first + at)
+        )
+        for at in range(0, len(drafts), LINES)
+    )
+    db.copy(f"COPY {schema}.staged ({STAGED}) FROM STDIN", lines)
+
+
+def _staged_line(part: int, position: int, draft: Draft) -> str:
+    uid, kind, payload, _, chosen, tags, key, title, description, metadata, delay, at, priority, max_retries = draft
+    return (
+        f"{part}\t{position}\t{uid.translate(_ESCAPES)}\t{'t' if chosen else 'f'}\t{kind.translate(_ESCAPES)}\t"
+        f"{','.join(tags).translate(_ESCAPES)}\t{_nullable(key)}\t{_nullable(title)}\t{_nullable(description)}\t"
+        f"{_escaped(payload)}\t{_escaped(metadata)}\t{priority}\t{_NULL if max_retries is None else max_retries}\t"
+        f"{_NULL if delay is None else due_micros(draft, 0)}\t{_NULL if at is None else to_micros(at)}\n"
     )
 
 

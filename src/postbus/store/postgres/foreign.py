@@ -18,7 +18,7 @@ from postbus.model import Event
 from postbus.payload import Draft
 from postbus.store.postgres import appending
 from postbus.store.postgres.connection import put_schema
-from postbus.store.records import event_from_row
+from postbus.store.records import event_from_row, row_from_draft
 from postbus.store.session import Row
 
 __all__ = ["is_async", "on", "on_async"]
@@ -28,6 +28,7 @@ APPEND: Final = """SELECT event_id, fresh, stored_at, (SELECT pg_notify('postbus
   FROM postbus.append(CAST(:batch AS json), CAST(:chosen AS boolean), CAST(:timed AS boolean))"""
 KNOWN: Final = """SELECT id, uid, type, tags, key, title, description, CAST(payload AS text), CAST(metadata AS text),
        postbus.micros(created_at), priority, max_retries, NULL FROM postbus.events WHERE id = CAST(:id AS bigint)"""
+SINCE: Final = "SELECT postbus.micros(created_at) FROM postbus.dedup WHERE uid = CAST(:uid AS text)"
 
 
 def on(connection: Any, drafts: Sequence[Draft], schema: str) -> list[Event]:
@@ -66,12 +67,16 @@ def _published(drafts: Sequence[Draft], schema: str) -> Asked:
     batch, chosen, timed = appending.arguments(drafts)
     rows = yield put_schema(APPEND, schema), {"batch": batch, "chosen": chosen, "timed": timed}
     events: list[Event] = []
-    for each in appending.events(drafts, [tuple(row)[:3] for row in rows]):
+    for draft, each in zip(drafts, appending.events(drafts, [tuple(row)[:3] for row in rows]), strict=True):
         if isinstance(each, Event):
             events.append(each)
-        else:
-            (known,) = yield put_schema(KNOWN, schema), {"id": each}
-            events.append(event_from_row(tuple(known), updated_at=from_micros(known[9])))
+            continue
+        known: Sequence[Row] = yield put_schema(KNOWN, schema), {"id": each}
+        if not known:  # pruned: what is known of it comes with the draft
+            ((since,),) = yield put_schema(SINCE, schema), {"uid": draft.uid}
+            known = [row_from_draft(draft, each, since)]
+        row = tuple(known[0])
+        events.append(event_from_row(row, updated_at=from_micros(row[9])))
     return events
 
 

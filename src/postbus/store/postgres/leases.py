@@ -109,8 +109,11 @@ class PostgresLeases(Leases):
         )
 
     def _finish_all(self, batch: list[Settlement], subscription: str, worker_id: str) -> list[Lease]:
-        """Finish what simply worked, in one statement; in order of ids, so that two batches never wait crosswise."""
-        batch = sorted(batch, key=lambda each: each.lease.event_id)
+        """Finish what simply worked, in one statement; in order of ids, so that two batches never wait crosswise.
+
+        Of two leases on one event only the later can stand, and the answer names events alone: it is the one asked for.
+        """
+        batch = list({each.lease.event_id: each for each in sorted(batch, key=lambda each: each.lease)}.values())
         finished = self._db.run(
             "finish_all",
             (

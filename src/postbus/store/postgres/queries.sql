@@ -482,3 +482,134 @@ UPDATE postbus.checkpoints SET position = $1, moved_at = postbus.at($2)
 
 -- name: drop_checkpoint
 DELETE FROM postbus.checkpoints WHERE subscription = $1;
+
+-- name: add_part
+INSERT INTO postbus.parts (query, batch, created_at) VALUES ($1, $2, postbus.at($3)) RETURNING part;
+
+-- name: part
+SELECT part FROM postbus.parts WHERE part = $1;
+
+-- name: parts_of
+SELECT part FROM postbus.parts WHERE query = $1 AND batch = $2;
+
+-- name: publish_part
+SELECT brought, fresh FROM postbus.publish_part($1, $2, $3);
+
+-- name: add_sunk
+-- Yields nothing if this batch was published before; waits for whoever is publishing it.
+INSERT INTO postbus.sunk (query, batch, brought, created_at) VALUES ($1, $2, $3, postbus.at($4))
+ON CONFLICT (query, batch) DO NOTHING
+RETURNING batch;
+
+-- name: drop_staged
+-- Some at a time: nobody is to wait long for a large part to go.
+DELETE FROM postbus.staged WHERE ctid = ANY (ARRAY(SELECT ctid FROM postbus.staged WHERE part = $1 LIMIT $2));
+
+-- name: drop_part
+DELETE FROM postbus.parts WHERE part = $1;
+
+-- name: old_parts
+SELECT part FROM postbus.parts WHERE created_at < postbus.at($1) ORDER BY part LIMIT $2;
+
+-- name: drop_stray
+-- What a task brought after its part had been dropped: no part that is still there comes before it.
+DELETE FROM postbus.staged WHERE part < (SELECT coalesce(min(part), 9223372036854775807) FROM postbus.parts);
+
+-- name: drop_old_sunk
+DELETE FROM postbus.sunk WHERE created_at < postbus.at($1);
+
+-- name: divert
+-- A delivery that is being worked on, for an event that has neither one nor an end in this subscription since it was made.
+INSERT INTO postbus.deliveries (event_id, subscription, route, state, tried, due_at, ready_at, created_at, updated_at,
+                                epoch, attempt, max_retries, claimed_at, worker_id)
+SELECT $1, $2, $3, 1, 1, postbus.at($4), postbus.at($4), postbus.at($5), postbus.at($4), $6, 1, $7::integer, postbus.at($4),
+       $8
+ WHERE coalesce((SELECT l.action FROM postbus.event_log AS l
+                  WHERE l.event_id = $1 AND l.subscription = $2 AND l.created_at >= postbus.at($9)
+                  ORDER BY l.id DESC LIMIT 1), 'DISCARDED') = 'DISCARDED'
+ON CONFLICT (event_id, subscription) DO NOTHING
+RETURNING event_id, epoch;
+
+-- name: uid_since
+SELECT postbus.micros(created_at) FROM postbus.dedup WHERE uid = $1;
+
+-- name: behind
+-- Followers that have not come to a position of a stream; an ordered subscription without a checkpoint is at the beginning.
+SELECT s.name, coalesce(c.position, 0)
+  FROM postbus.subscriptions AS s LEFT JOIN postbus.checkpoints AS c ON c.subscription = s.name
+ WHERE coalesce(c.stream, CASE s.mode WHEN 'ordered' THEN 'events' END) = $1 AND coalesce(c.position, 0) < $2
+ ORDER BY s.name COLLATE "C";
+
+-- name: hold_beside
+-- One who prunes or erases at a time; whoever makes a subscription waits for the end of that one transaction, and finds what
+-- is left, or is found by the next one's look at who is behind.
+SELECT pg_advisory_xact_lock(postbus.namespace('subscriptions') << 48 | 1);
+
+-- name: await_beside
+SELECT pg_advisory_xact_lock_shared(postbus.namespace('subscriptions') << 48 | 1);
+
+-- name: chunk_events
+-- Where the next rows of a range end, and how many they are: off the primary key.
+SELECT max(id), count(*) FROM (SELECT id FROM postbus.events WHERE id > $1 AND id <= $2 ORDER BY id LIMIT $3) AS step;
+
+-- name: chunk_audit
+SELECT max(id), count(*) FROM (SELECT id FROM postbus.event_log WHERE id > $1 AND id <= $2 ORDER BY id LIMIT $3) AS step;
+
+-- name: raise_pruned
+UPDATE postbus.meta SET value = greatest(value::bigint, $1::bigint)::text WHERE key = $2;
+
+-- name: prune_events
+-- What is unfinished or dead anywhere keeps its event. A subquery of one value is not made into a join: it stays a look-up
+-- in the key of deliveries, however few or many of them the plan was made for.
+DELETE FROM postbus.events AS e
+ WHERE e.id > $1 AND e.id <= $2
+   AND (SELECT 1 FROM postbus.deliveries AS d WHERE d.event_id = e.id LIMIT 1) IS NULL;
+
+-- name: prune_audit
+DELETE FROM postbus.event_log AS l
+ WHERE l.id > $1 AND l.id <= $2
+   AND (SELECT 1 FROM postbus.deliveries AS d WHERE d.event_id = l.event_id LIMIT 1) IS NULL;
+
+-- name: bearing
+-- No index holds uids or keys of the log: a range of it is read.
+SELECT id FROM postbus.events WHERE id > $1 AND id <= $2 AND (uid = $3::text OR key = $4::text) ORDER BY id;
+
+-- name: deliveries_of_all
+SELECT d.event_id, d.subscription, d.attempt, d.epoch
+  FROM (SELECT w.id FROM unnest(translate($1, '[]', '{}')::bigint[]) AS w (id) ORDER BY w.id) AS wanted
+ CROSS JOIN LATERAL (SELECT v.event_id, v.subscription, v.attempt, v.epoch FROM postbus.deliveries AS v
+                      WHERE v.event_id = wanted.id ORDER BY v.subscription FOR UPDATE) AS d;
+
+-- name: identities
+SELECT e.id, e.uid, e.type, e.tags
+  FROM unnest(translate($1, '[]', '{}')::bigint[]) AS wanted (id)
+ CROSS JOIN LATERAL (SELECT v.id, v.uid, v.type, v.tags FROM postbus.events AS v WHERE v.id = wanted.id OFFSET 0) AS e;
+
+-- name: erased_before
+SELECT DISTINCT l.event_id
+  FROM unnest(translate($1, '[]', '{}')::bigint[]) AS wanted (id)
+ CROSS JOIN LATERAL (SELECT v.event_id FROM postbus.event_log AS v
+                      WHERE v.event_id = wanted.id AND v.action = 'ERASED' OFFSET 0) AS l;
+
+-- name: blank_event
+-- The checksum is for SQLite, which keeps none of its own.
+UPDATE postbus.events SET payload = 'null', title = NULL, description = NULL, metadata = '{}'
+ WHERE id = $2 AND $1::bigint IS NOT NULL
+   AND (payload::text <> 'null' OR title IS NOT NULL OR description IS NOT NULL OR metadata::text <> '{}')
+RETURNING id;
+
+-- name: blank_log
+-- What failed may have quoted what it was given.
+UPDATE postbus.event_log SET error_message = NULL, errors = NULL
+ WHERE event_id = $1 AND (error_message IS NOT NULL OR errors IS NOT NULL)
+RETURNING event_id;
+
+-- name: ways_of
+-- What decides an event's way, and nothing that may be large.
+SELECT id, type, tags, priority, max_retries, postbus.micros(created_at) FROM postbus.events WHERE id = $1;
+
+-- name: redeliver
+-- As if it were new; not for one that is on its way there, or dead.
+INSERT INTO postbus.deliveries (event_id, subscription, route, due_at, ready_at, created_at, updated_at, max_retries)
+VALUES ($1, $2, $3, postbus.at($4), postbus.at($4), postbus.at($5), postbus.at($4), $6::integer)
+    ON CONFLICT DO NOTHING RETURNING event_id;

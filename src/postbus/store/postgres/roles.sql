@@ -49,7 +49,7 @@ GRANT INSERT ON postbus.event_log TO postbus_worker;
 GRANT INSERT, UPDATE ON postbus.subscriptions, postbus.checkpoints TO postbus_worker; -- @bus.on makes and widens them; deleting is the owner's
 GRANT INSERT, DELETE ON postbus.routes TO postbus_worker;
 GRANT DELETE ON postbus.dedup TO postbus_worker; -- uids past their window
-GRANT INSERT, DELETE ON postbus.staged, postbus.sunk TO postbus_worker; -- a Spark job publishes
+GRANT INSERT, DELETE ON postbus.parts, postbus.staged, postbus.sunk TO postbus_worker; -- a Spark job publishes
 GRANT USAGE ON SEQUENCE postbus.epochs TO postbus_worker;
 -- No function does more than this role may, but one: bump moves the counter that has others read the subscriptions anew.
 GRANT EXECUTE ON ALL ROUTINES IN SCHEMA postbus TO postbus_worker;

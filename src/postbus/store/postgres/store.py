@@ -338,6 +338,14 @@ class PostgresStore(SqlStore):
                 )
             time.sleep(0.02)
 
+    def _keeping(self, operation: Callable[[Session], R]) -> R:
+
+        def kept(session: Session) -> R:
+            session.db.run("await_beside")
+            return operation(session)
+
+        return self._write(kept)
+
     def _beside(self, operation: Callable[[Session], R]) -> R:
         """Run it on a connection from the pool, so that no settle waits for it, and one at a time in the database."""
         self._writable()
@@ -366,7 +374,8 @@ class PostgresStore(SqlStore):
             db.ready()
             if not self._direct.pooled:
                 db.execute("SET statement_timeout = 0")
-            db.execute(f"VACUUM {self._address.schema}.{table}, {self._address.schema}.deliveries")
+            for _ in range(2):  # index pages that the first empties are there for use only after a second look
+                db.execute(f"VACUUM {self._address.schema}.{table}, {self._address.schema}.deliveries")
 
     @contextmanager
     def _read(self) -> Generator[Session]:

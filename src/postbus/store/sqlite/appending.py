@@ -10,8 +10,9 @@ from postbus.model import Event
 from postbus.payload import Draft
 from postbus.store.catalog import Fanout
 from postbus.store.reading import Reading
-from postbus.store.records import checksum, due_micros, event_from_draft, json_array, split_tags
+from postbus.store.records import due_micros, event_from_draft, json_array, row_from_draft, split_tags
 from postbus.store.session import Row, Session
+from postbus.store.staging import draft_from_row, require_all
 
 __all__ = ["Appending"]
 
@@ -42,7 +43,7 @@ class Appending:
                 continue
             identity += 1
             due = due_micros(draft, now)
-            rows.append(_event_row(draft, identity, now))
+            rows.append(row_from_draft(draft, identity, now))
             ways.setdefault((draft.type, draft.tags, draft.priority, due), []).append(identity)
             events.append(self._event(draft, identity, due))
             if draft.supplied:
@@ -67,7 +68,7 @@ class Appending:
         """Return the events that the supplied uids already stand for."""
         reading = Reading(self._session)
         return {
-            draft.uid: (reading.event(event_id, "default"), digest)
+            draft.uid: (reading.known(event_id, draft), digest)
             for draft in drafts
             if draft.supplied
             for event_id, digest in self._db.run("find_uid", (draft.uid,))
@@ -77,6 +78,16 @@ class Appending:
         digest = _digest(draft)
         self._db.run("add_uid", (draft.uid, event.id, digest, self._now))
         return event, digest
+
+    def publish_part(self, part: int, rows: int) -> int:
+        """Append what lies in a part, `rows` events; return how many are new."""
+        before = self._catalog.head
+        for low in range(0, rows, CHUNK):
+            high = min(low + CHUNK, rows)
+            found = self._db.run("publish_part", (part, low, high))
+            require_all(part, len(found), high - low)
+            self.append([draft_from_row(row) for row in found])
+        return self._catalog.head - before
 
     def backfill(self, name: str, after: int) -> None:
         """Make a new subscription's deliveries for the events it wants that are in the log already."""
@@ -90,25 +101,6 @@ class Appending:
             for route, ids in ways.items():
                 self._deliver(((name, route),), self._now, ids)
             after = rows[-1][0]
-
-
-def _event_row(draft: Draft, identity: int, now: int) -> Row:
-    tags = ",".join(draft.tags)
-    return (
-        identity,
-        draft.uid,
-        draft.type,
-        tags,
-        draft.key,
-        draft.title,
-        draft.description,
-        draft.payload,
-        draft.metadata,
-        now,
-        draft.priority,
-        draft.max_retries,
-        checksum(draft.uid, draft.type, tags, draft.payload),
-    )
 
 
 def _digest(draft: Draft) -> bytes:

@@ -153,6 +153,15 @@ class Database:
         """Return a setting or run a check that is spelled as a pragma."""
         return self._apsw.pragma(name, *argument)
 
+    def empty_wal(self) -> None:
+        """Bring everything into the file itself and cut off the WAL, unless somebody reads: that is not waited for."""
+        self._apsw.set_busy_handler(None)
+        try:
+            with suppress(apsw.BusyError, apsw.LockedError):
+                self._apsw.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        finally:
+            self._apsw.set_busy_handler(_Patience())
+
     def close(self) -> None:
         """Close the connection; a second call does nothing."""
         self._apsw.close()

@@ -403,3 +403,117 @@ UPDATE checkpoints SET position = ?1, moved_at = ?2 WHERE subscription = ?3 AND 
 
 -- name: drop_checkpoint
 DELETE FROM checkpoints WHERE subscription = ?;
+
+-- name: add_part
+INSERT INTO parts (query, batch, created_at) VALUES (?, ?, ?) RETURNING part;
+
+-- name: part
+SELECT part FROM parts WHERE part = ?;
+
+-- name: parts_of
+SELECT part FROM parts WHERE query = ? AND batch = ?;
+
+-- name: stage
+INSERT INTO staged (part, position, uid, chosen, type, tags, key, title, description, payload, metadata, priority,
+                    max_retries, delay, at)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: publish_part
+-- What to publish of a part: here it is appended row by row, there is one writer anyway.
+SELECT uid, type, payload, NULL, chosen, tags, key, title, description, metadata, delay, at, priority, max_retries
+  FROM staged WHERE part = ? AND position >= ? AND position < ? ORDER BY position;
+
+-- name: add_sunk
+-- Yields nothing if this batch was published before.
+INSERT INTO sunk (query, batch, brought, created_at) VALUES (?, ?, ?, ?) ON CONFLICT (query, batch) DO NOTHING
+RETURNING batch;
+
+-- name: drop_staged
+-- Some at a time: nobody is to wait long for a large part to go.
+DELETE FROM staged WHERE part = ?1 AND position IN (SELECT position FROM staged WHERE part = ?1 LIMIT ?2);
+
+-- name: drop_part
+DELETE FROM parts WHERE part = ?;
+
+-- name: old_parts
+SELECT part FROM parts WHERE created_at < ? ORDER BY part LIMIT ?;
+
+-- name: drop_stray
+-- What a task brought after its part had been dropped: no part that is still there comes before it.
+DELETE FROM staged WHERE part < (SELECT coalesce(min(part), 9223372036854775807) FROM parts);
+
+-- name: drop_old_sunk
+DELETE FROM sunk WHERE created_at < ?;
+
+-- name: divert
+-- A delivery that is being worked on, for an event that has neither one nor an end in this subscription since it was made.
+INSERT INTO deliveries (event_id, subscription, route, state, tried, due_at, ready_at, created_at, updated_at, epoch,
+                        attempt, max_retries, claimed_at, worker_id)
+SELECT ?1, ?2, ?3, 1, 1, ?4, ?4, ?5, ?4, ?6, 1, ?7, ?4, ?8
+ WHERE coalesce((SELECT action FROM event_log WHERE event_id = ?1 AND subscription = ?2 AND created_at >= ?9
+                  ORDER BY id DESC LIMIT 1), 'DISCARDED') = 'DISCARDED'
+ON CONFLICT (event_id, subscription) DO NOTHING
+RETURNING event_id, epoch;
+
+-- name: uid_since
+SELECT created_at FROM dedup WHERE uid = ?;
+
+-- name: behind
+-- Followers that have not come to a position of a stream; an ordered subscription without a checkpoint is at the beginning.
+SELECT s.name, coalesce(c.position, 0) FROM subscriptions AS s LEFT JOIN checkpoints AS c ON c.subscription = s.name
+ WHERE coalesce(c.stream, iif(s.mode = 'ordered', 'events', '')) = ?1 AND coalesce(c.position, 0) < ?2
+ ORDER BY s.name;
+
+-- name: chunk_events
+-- Where the next rows of a range end, and how many they are: off the table's own tree.
+SELECT max(id), count(*) FROM (SELECT id FROM events WHERE id > ? AND id <= ? ORDER BY id LIMIT ?);
+
+-- name: chunk_audit
+SELECT max(id), count(*) FROM (SELECT id FROM event_log WHERE id > ? AND id <= ? ORDER BY id LIMIT ?);
+
+-- name: raise_pruned
+UPDATE meta SET value = max(value, ?1) WHERE key = ?2;
+
+-- name: prune_events
+-- What is unfinished or dead anywhere keeps its event; deliveries are found by the first column of their key.
+DELETE FROM events
+ WHERE id > ? AND id <= ? AND NOT EXISTS (SELECT 1 FROM deliveries AS d WHERE d.event_id = events.id);
+
+-- name: prune_audit
+DELETE FROM event_log
+ WHERE id > ? AND id <= ? AND NOT EXISTS (SELECT 1 FROM deliveries AS d WHERE d.event_id = event_log.event_id);
+
+-- name: bearing
+-- No index holds uids or keys of the log: a range of it is read.
+SELECT id FROM events WHERE id > ?1 AND id <= ?2 AND (uid = ?3 OR key = ?4) ORDER BY id;
+
+-- name: deliveries_of_all
+SELECT d.event_id, d.subscription, d.attempt, d.epoch
+  FROM json_each(?1) AS wanted CROSS JOIN deliveries AS d ON d.event_id = wanted.value ORDER BY d.event_id, d.subscription;
+
+-- name: identities
+SELECT e.id, e.uid, e.type, e.tags FROM json_each(?1) AS wanted CROSS JOIN events AS e ON e.id = wanted.value;
+
+-- name: erased_before
+SELECT DISTINCT l.event_id
+  FROM json_each(?1) AS wanted CROSS JOIN event_log AS l ON l.event_id = wanted.value WHERE l.action = 'ERASED';
+
+-- name: blank_event
+UPDATE events SET payload = 'null', title = NULL, description = NULL, metadata = '{}', checksum = ?1
+ WHERE id = ?2 AND (payload <> 'null' OR title IS NOT NULL OR description IS NOT NULL OR metadata <> '{}')
+RETURNING id;
+
+-- name: blank_log
+-- What failed may have quoted what it was given.
+UPDATE event_log SET error_message = NULL, errors = NULL
+ WHERE event_id = ? AND (error_message IS NOT NULL OR errors IS NOT NULL)
+RETURNING event_id;
+
+-- name: ways_of
+-- What decides an event's way, and nothing that may be large.
+SELECT id, type, tags, priority, max_retries, created_at FROM events WHERE id = ?;
+
+-- name: redeliver
+-- As if it were new; not for one that is on its way there, or dead.
+INSERT INTO deliveries (event_id, subscription, route, due_at, ready_at, created_at, updated_at, max_retries)
+VALUES (?1, ?2, ?3, ?4, ?4, ?5, ?4, ?6) ON CONFLICT DO NOTHING RETURNING event_id;
