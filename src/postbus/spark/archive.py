@@ -10,6 +10,7 @@ from pyspark.sql import functions as F  # noqa: N812  as everybody who writes Sp
 
 from postbus.errors import UnsafeStore
 from postbus.model import Checkpoint, Pruned, Stream
+from postbus.observe import probe
 from postbus.spark.lake import Lake
 from postbus.store import Store
 
@@ -89,8 +90,10 @@ def archive(
     """
     with store.hold(f"lake {lake.url}") as check:
         if bound.rows:
+            probe("archive.verifying")
             _verify(spark, url, lake, bound)
         check()
+        probe("archive.verified")
         reached, removed, done = 0, 0, not bound.through
         while not done:
             step = store.prune(
@@ -101,6 +104,7 @@ def archive(
                 past=[each.subscription for each in bound.past],
             )
             reached, done, removed = step.reached, step.done, removed + step.removed
+            probe("archive.pruned")
             if watch is not None:
                 watch(step)
         return removed

@@ -18,7 +18,7 @@ from pyspark.sql.types import StringType, StructField, StructType, VariantType
 
 from postbus.errors import Conflict, InvalidRequest, UnsafeStore
 from postbus.model import Stream
-from postbus.observe import tell
+from postbus.observe import probe, tell
 from postbus.spark.manifest import DATA, MODULUS, Entry, Manifest
 from postbus.spark.source import open_bus, segment_name
 from postbus.store import Store
@@ -451,16 +451,20 @@ class _Ingest:
         if self._fresh and not self._is_next(frame):
             return
         self._fresh = False
+        probe("ingest.reading")
         entry = self._lake.write(frame, self.stream, self._log_id, self._through)
         if entry is None:
             return
         self._check()
+        probe("ingest.files_written")
         self._manifest.add(entry)
+        probe("ingest.manifest_written")
         self._through = entry.through
         self.rows += entry.rows
         self._store.advance(self._name, entry.through, self._log_id)
         if self._options.watch is not None:
             self._options.watch(Progress(self.stream, self.rows, entry.through, self._store.span(self.stream).head))
+        probe("ingest.before_commit_log")
 
     def _is_next(self, frame: DataFrame) -> bool:
         """Return whether Spark's first batch begins where the manifest ends; False: it brings again what is there.
