@@ -12,7 +12,7 @@ from typing import Final
 
 from rich.console import Console
 
-from bench import machine, pgcatalogue, pgpeers, postgres, runner, table
+from bench import machine, pgcatalogue, pgpeers, postgres, runner, sparkcatalogue, table
 from bench.catalogue import measures
 from bench.measure import Measure, Result, Verdict
 
@@ -92,7 +92,11 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def _chosen(options: argparse.Namespace) -> list[Measure]:
     node = bool(pgpeers.node_versions())
-    taken = [*measures(quick=options.quick), *pgcatalogue.measures(quick=options.quick, node=node)]
+    taken = [
+        *measures(quick=options.quick),
+        *pgcatalogue.measures(quick=options.quick, node=node),
+        *sparkcatalogue.measures(quick=options.quick),
+    ]
     known = {each.name: each for each in taken if options.store in (None, each.store)}
     if unknown := set(options.only or ()) - set(known):
         sys.exit(f"there is no measure {', '.join(sorted(unknown))}; known are {', '.join(known)}")
