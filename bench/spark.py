@@ -1,4 +1,4 @@
-"""The pipeline: the source beside Spark's own way to a database, the sink beside `publish_many`, the lake as it grows."""
+"""The pipeline: the source beside Spark's own JDBC, the sink beside `publish_many`, the lake as it grows."""
 
 import os
 import subprocess
@@ -122,7 +122,7 @@ def read(count: int, rounds: int) -> dict[str, float]:
     def jdbc() -> Any:
         bounds = {"partitionColumn": "id", "lowerBound": 0, "upperBound": through, "numPartitions": PARTS}
         where = {"url": "jdbc:postgresql://{host}:{port}/{database}".format(**address), "user": address["user"]}
-        query = {"dbtable": f"(SELECT {COLUMNS} FROM postbus.events) AS e", "fetchsize": 10_000}
+        query = {"dbtable": f"(SELECT {COLUMNS} FROM postbus.events) AS e", "fetchsize": 10_000}  # noqa: S608  ours
         driver = {"driver": "org.postgresql.Driver"}
         return spark.read.format("jdbc").options(**bounds, **where, **query, **driver).load()
 

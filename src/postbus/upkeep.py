@@ -15,6 +15,8 @@ __all__ = ["Upkeep", "recover"]
 
 TIDY_EVERY: Final = 60.0
 SEEN_EVERY: Final = 60.0
+SHARE: Final = 0.05
+"""How much of the time upkeep may take: while vacuum is held up, its looks grow long, and are taken less often."""
 
 
 def recover(store: Store, policy: RetryPolicy, mine: str) -> int:
@@ -43,6 +45,7 @@ class Upkeep:
 
     def turn(self) -> float:
         """Look once after everything; return the seconds until the next look."""
+        began = time.monotonic()
         recover(self.store, self.policy, self.owner)
         self.store.expire(None, self.policy)
         now = time.monotonic()
@@ -52,4 +55,4 @@ class Upkeep:
         if now - self._tidied >= TIDY_EVERY:
             self._tidied = now
             self.store.tidy()
-        return self.every
+        return max(self.every, (now - began) / SHARE)

@@ -1,7 +1,7 @@
 """Long trials: a snapshot held open during a whole drain, and steady load by the hour. They print their figures.
 
-`POSTBUS_TRIAL_EVENTS` and `POSTBUS_TRIAL_SECONDS` make them smaller; below five minutes they only judge whether every event
-was handled once. Run as a module, this file plays the worker or the publisher of a trial.
+`POSTBUS_TRIAL_EVENTS` and `POSTBUS_TRIAL_SECONDS` make them smaller; below five minutes they only judge whether every
+event was handled once. Run as a module, this file plays the worker or the publisher of a trial.
 """
 
 import json
@@ -30,7 +30,7 @@ from tests.postgres.server import query
 EVENTS: Final = os.environ.get("POSTBUS_TRIAL_EVENTS")
 SECONDS: Final = os.environ.get("POSTBUS_TRIAL_SECONDS")
 LONG: Final = 300
-"""Seconds from which on a trial judges: autovacuum comes once a minute, and a few of its rounds belong to the picture."""
+"""Seconds from which on a trial judges: autovacuum comes once a minute, and some of its rounds belong to the trial."""
 BATCH: Final = 50
 FILLING: Final = 5_000
 SAMPLE_EVERY: Final = 2.0
@@ -248,13 +248,14 @@ def test_claims_stay_quick_however_old_a_snapshot_somebody_holds(
 
 
 class Sample(NamedTuple):
-    """How large things were at a moment, in bytes; and how many dead rows are known of."""
+    """How large things were at a moment, in bytes; how many dead rows are known of; how busy the machine was."""
 
     moment: float
     rss: int
     size: int
     indexes: int
     dead: int
+    load: float
 
 
 def resident(pid: int) -> int:
@@ -271,7 +272,7 @@ def samples(
     while publisher.poll() is None:
         row = connection.execute(SIZES).fetchone()
         assert row is not None
-        found.append(Sample(time.time(), resident(worker.pid), *row))
+        found.append(Sample(time.time(), resident(worker.pid), *row, load=os.getloadavg()[0]))
         with suppress(subprocess.TimeoutExpired):
             publisher.wait(SAMPLE_EVERY)
     assert publisher.returncode == 0
@@ -297,6 +298,8 @@ def test_an_hour_of_steady_load_leaves_memory_table_and_delay_as_they_were(
     sizes = parts([Timing(each.moment, each.size) for each in seen], span, 4)
     indexes = parts([Timing(each.moment, each.indexes) for each in seen], span, 4)
     dead = parts([Timing(each.moment, each.dead) for each in seen], span, 4)
+    load = parts([Timing(each.moment, each.load) for each in seen], span, 4)
+    (field.folder / "samples").write_text(json.dumps(seen))
     show(f"\n{events} events in {span[1] - span[0]:.0f} s, {events / (span[1] - span[0]):.0f}/s; by quarters:")
     for number in range(4):
         for name, values in (("delay", delays), ("claim", claims), ("batch", batches)):
@@ -304,6 +307,7 @@ def test_an_hour_of_steady_load_leaves_memory_table_and_delay_as_they_were(
         for name, values in (("memory", memory), ("deliveries", sizes), ("its indexes", indexes)):
             show(f"     {name} {statistics.median(values[number]) / MB:.1f} MB, at most {max(values[number]) / MB:.1f}")
         show(f"     dead rows {statistics.median(dead[number]):.0f}, at most {max(dead[number]):.0f}")
+        show(f"     load of the machine {statistics.median(load[number]):.1f}, at most {max(load[number]):.1f}")
     growth = [statistics.median(each[3]) / statistics.median(each[1]) for each in (memory, sizes)]
     drift = quantile(delays[3], 0.99) / quantile(delays[1], 0.99)
     show(

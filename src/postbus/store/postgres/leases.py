@@ -15,7 +15,9 @@ from postbus.store.session import Session
 
 __all__ = ["Marks", "PostgresLeases"]
 
-FULL_LOOK_EVERY: Final = 10.0
+FULL_LOOK_EVERY: Final = (10.0, 60.0)
+FULL_LOOK_SHARE: Final = 0.005
+"""How much of the time may go into looks from the beginning: less than would show among a hundred claims."""
 BEGINNING: Final = 0
 
 
@@ -25,13 +27,14 @@ class Marks:
     While anybody keeps an old snapshot open, vacuum may remove nothing, and a look from the beginning of a route wades
     through everything finished since. So a look begins at the mark. What may lie before it (published by a transaction
     that was slow to commit, or left by a claim that failed) is found by a look from the beginning, taken whenever the
-    look from the mark did not yield enough, and every few seconds.
+    look from the mark did not yield enough, and every few seconds: the longer the last one took, the less often.
     """
 
     def __init__(self) -> None:
         """Begin at the beginning."""
         self._marks: dict[int, int] = {}
         self._full_look = time.monotonic()
+        self._pause = FULL_LOOK_EVERY[0]
 
     def clear(self) -> None:
         """Begin at the beginning again."""
@@ -40,9 +43,14 @@ class Marks:
 
     def of(self, routes: Sequence[int]) -> list[int]:
         """Return where to begin to look on each route."""
-        if time.monotonic() - self._full_look > FULL_LOOK_EVERY:
+        if time.monotonic() - self._full_look > self._pause:
             self.clear()
         return [self._marks.get(route, BEGINNING) for route in routes]
+
+    def looked(self, seconds: float) -> None:
+        """Note how long a look from the beginning took."""
+        least, most = FULL_LOOK_EVERY
+        self._pause = min(max(least, seconds / FULL_LOOK_SHARE), most)
 
     def move(self, taken: Sequence[Candidate]) -> None:
         """Note that these, in their order, were taken."""
@@ -65,9 +73,14 @@ class PostgresLeases(Leases):
         return rows
 
     def _look(self, routes: list[int], marks: list[int], limit: int) -> list[Candidate]:
+        began = time.monotonic()
         if len(routes) == 1:
-            return self._db.run("due_on", (routes[0], self._now, marks[0], limit))
-        return self._db.run("due", (array(routes), self._now, array(marks), limit))
+            rows = self._db.run("due_on", (routes[0], self._now, marks[0], limit))
+        else:
+            rows = self._db.run("due", (array(routes), self._now, array(marks), limit))
+        if not any(marks):
+            self._marks.looked(time.monotonic() - began)
+        return rows
 
     def _take(self, rows: list[Candidate], claim: Claim, end: int, *, suspect: bool) -> list[Taken]:
         if not rows:
