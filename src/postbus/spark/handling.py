@@ -179,10 +179,14 @@ class Handling:
                 self._ended.wait()
 
     def _turn(self) -> float:
-        if self.query.isActive:
-            return LOOK_EVERY
         try:
-            if not self._asked and self.query.exception() is None:
+            if self.query.isActive:
+                return LOOK_EVERY
+            over = not self._asked and self.query.exception() is None
+        except Exception:  # noqa: BLE001  Spark itself is gone, and whatever it says of that differs
+            over = False
+        try:
+            if over:
                 with suppress(TimeoutError):
                     self.bus.wait_idle(self._drain)
         finally:

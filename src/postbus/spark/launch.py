@@ -66,19 +66,26 @@ def session(
             master or os.environ.get("SPARK_MASTER") or ("" if "PYSPARK_GATEWAY_PORT" in os.environ else "local[*]")
         )
         builder = SparkSession.builder.appName(app)
-        if not os.environ.get("SPARK_REMOTE"):
-            java = find_java()
-            if java is not None:
-                os.environ["JAVA_HOME"] = str(java)
-            else:
-                os.environ.pop("JAVA_HOME", None)  # Spark would go by it, and it was found wanting
-            builder = builder.master(wanted) if wanted else builder
-        settings = ALWAYS | (QUIET | _silence() if wanted.startswith("local") else {}) | dict(config or {})
+        remote = os.environ.get("SPARK_REMOTE", "")
+        if not remote or remote.startswith("local"):
+            _set_java()
+        builder = builder.master(wanted) if wanted and not remote else builder
+        alone = wanted.startswith("local") and not remote  # a server that is there takes no settings of its start
+        settings = ALWAYS | (QUIET | _silence() if alone else {}) | dict(config or {})
         for name, value in settings.items():
             builder = builder.config(name, value)
         found = builder.getOrCreate()
     found.dataSource.register(PostbusSource)
     return found
+
+
+def _set_java() -> None:
+    """Have Spark start the Java that was found: it goes by JAVA_HOME, whatever that leads to."""
+    java = find_java()
+    if java is None:
+        os.environ.pop("JAVA_HOME", None)
+    else:
+        os.environ["JAVA_HOME"] = str(java)
 
 
 def _silence() -> dict[str, str]:

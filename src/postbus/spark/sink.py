@@ -102,7 +102,8 @@ def _checked_url(options: Mapping[str, str], schema: t.StructType, *, overwrite:
     url = options.get("url")
     if not url:
         raise InvalidRequest('say where the bus is: .option("url", "postgresql://…")')
-    exists(url), shown(url)  # both raise for a URL that is none
+    for look in (exists, shown):
+        look(url)  # raises for a URL that is none
     if overwrite:
         raise InvalidRequest('a log is only ever added to: write with .mode("append"), or outputMode("append")')
     _check_columns(schema)
