@@ -48,7 +48,7 @@ def test_what_is_archived_leaves_the_tables(spark: SparkSession, bus: EventBus, 
     events = [event.id for event in bus.publish_many([{"type": "a"}] * 20 + [{"type": "rare"}] + [{"type": "a"}] * 9)]
     dead = bus.poll()
     assert dead is not None
-    bus.finalize(dead, success=False, retry=False, error="broken")
+    bus.finalize(dead, success=False, retry=False, errors=["broken"])
     drain(bus)
     audit = bus.store.span(Stream.AUDIT).head
     ingest(spark, url, lake, rows=13)
@@ -56,7 +56,7 @@ def test_what_is_archived_leaves_the_tables(spark: SparkSession, bus: EventBus, 
     kept = {dead.id, events[20]}
     assert gone[Stream.EVENTS] == 28
     assert {event.id for event in bus.list(limit=100)} == kept
-    assert [entry.event_id for entry in bus.get(dead.id).logs] == [dead.id] * 2
+    assert [entry.event_id for entry in bus.store.logs(dead.id)] == [dead.id] * 2
     assert (bus.store.span(Stream.EVENTS).pruned, bus.store.span(Stream.AUDIT).pruned) == (events[-1], audit)
     assert ids(union(spark, url, bus.store, lake, Stream.EVENTS)) == events
     assert ids(union(spark, url, bus.store, lake, Stream.AUDIT)) == list(range(1, audit + 1))

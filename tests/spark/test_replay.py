@@ -135,13 +135,13 @@ def test_a_replay_into_a_subscription_is_for_it_alone(spark: SparkSession, bus: 
     taken = bus.poll_many(100)
     for delivery in taken[:-2]:
         bus.finalize(delivery, success=True)
-    bus.finalize(taken[-2], success=False, retry=False, error="broken")
+    bus.finalize(taken[-2], success=False, retry=False, errors=["broken"])
     frame = history(spark, url, bus.store, None, Wanted(types=("order.*", "stock.low")))
     assert replay_into_subscription(frame, bus.store, "default", "test") == 10
     assert bus.poll(subscription="other") is None
     again = bus.poll_many(100)
     assert {each.id for each in again} == {each.id for each in taken[:-2]}
-    assert [entry.action for entry in bus.get(again[0].id).logs][-2:] == [Action.REPLAYED, Action.PICKED]
+    assert [entry.action for entry in bus.store.logs(again[0].id)][-2:] == [Action.REPLAYED, Action.PICKED]
     with pytest.raises(InvalidRequest, match="were pruned"):
         bus.store.redeliver("default", [events[0], 10_000], "test")
 

@@ -71,7 +71,8 @@ def _bound(  # noqa: PLR0917  the parts of one decision
     least, why = min(limits)
     # Whole segments only: what is verified is what goes.
     whole = max((each.through for each in entries if each.through <= least), default=span.pruned)
-    return Bound(stream, span.pruned, max(span.pruned, whole), why, past)
+    through = max(span.pruned, whole)
+    return Bound(stream, span.pruned, through, why, tuple(each for each in past if each.position < through))
 
 
 def archive(

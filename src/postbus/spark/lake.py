@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from pyspark.errors import AnalysisException, StreamingQueryException
+from pyspark.errors import AnalysisException, PySparkException, StreamingQueryException
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  as everybody who writes Spark calls it
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -223,7 +223,7 @@ class Lake:
             raise InvalidRequest(f"a lake is parquet, and beside it {' or '.join(FORMATS)}, not {name!r:.80}")
         try:
             spark.read.format(name).load(f"{self.url}/{name}").isEmpty()
-        except AnalysisException as error:
+        except PySparkException as error:
             if "DATA_SOURCE_NOT_FOUND" in str(error):
                 raise InvalidRequest(
                     f"this Spark ({spark.version}) has no {name}: give it the jars, spark.jars.packages in its settings"

@@ -84,14 +84,12 @@ def _condition(frame: DataFrame, wanted: Wanted) -> Any:
             found &= getattr(column, compare)(F.lit(bound))
     if wanted.types != ("*",) or wanted.tags:
         interests = [Interest(check_pattern(each), frozenset(wanted.tags)) for each in wanted.types]
-        kinds = [
-            (row[0], row[1]) for row in frame.filter(found).select("type", "tags").distinct().collect()
-            if any(each.wants(row[0], tuple(row[1])) for each in interests)
-        ]  # fmt: skip
-        pairs = F.array(
-            *[F.struct(F.lit(kind), F.array(*map(F.lit, tags)).cast("array<string>")) for kind, tags in kinds]
-        )
-        found &= F.array_contains(pairs, F.struct(F.col("type"), F.col("tags"))) if kinds else F.lit(False)  # noqa: FBT003
+        way = F.concat_ws("\n", F.col("type"), F.concat_ws(",", F.col("tags")))
+        pairs = [
+            (row[0], row[1], row[2]) for row in frame.filter(found).select(way, "type", "tags").distinct().collect()
+        ]
+        kept = [one for one, kind, tags in pairs if any(each.wants(kind, tuple(tags)) for each in interests)]
+        found &= way.isin(kept)
     return found
 
 
