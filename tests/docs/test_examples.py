@@ -71,7 +71,7 @@ def test_the_python_of_a_page_runs_and_prints_what_the_page_says(page, tmp_path)
             env={**os.environ, "DATABASE_URL": url},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=240 if page.name == "pipeline.md" else 60,  # Spark starts
         )
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout == "".join(block.text for block in blocks(page, "output"))

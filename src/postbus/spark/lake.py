@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException, PySparkException, StreamingQueryException
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  as everybody who writes Spark calls it
@@ -223,7 +224,7 @@ class Lake:
             raise InvalidRequest(f"a lake is parquet, and beside it {' or '.join(FORMATS)}, not {name!r:.80}")
         try:
             spark.read.format(name).load(f"{self.url}/{name}").isEmpty()
-        except PySparkException as error:
+        except (PySparkException, Py4JJavaError) as error:
             if "DATA_SOURCE_NOT_FOUND" in str(error):
                 raise InvalidRequest(
                     f"this Spark ({spark.version}) has no {name}: give it the jars, spark.jars.packages in its settings"
