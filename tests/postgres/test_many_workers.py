@@ -39,7 +39,7 @@ def done(trial: Trial) -> int:
 @pytest.mark.parametrize(
     ("count", "rounds", "pause"), [(2_000, 4, 0.1), pytest.param(100_000, 10_000, 1, marks=pytest.mark.slow)]
 )
-def test_each_event_is_completed_once_though_workers_are_killed_all_the_time(  # noqa: PLR0917  fixtures
+def test_each_event_is_completed_once_though_workers_are_killed_all_the_time(
     trial: Trial, nursery: Nursery, count: int, rounds: int, pause: float, capsys: pytest.CaptureFixture[str]
 ):
     """Eight workers, two killed at a time: one end each, every second execution has a cause (S2.2, S4.10, I9, I11)."""

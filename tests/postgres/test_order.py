@@ -43,7 +43,7 @@ def follow(
 
 @pytest.mark.parametrize("seconds", SECONDS)
 @pytest.mark.parametrize("held", [False, True], ids=["alone", "beside a long write"])
-def test_a_reader_by_pins_misses_nothing(  # noqa: PLR0917  fixtures
+def test_a_reader_by_pins_misses_nothing(
     url: str,
     connect: Connect,
     store: Store,
