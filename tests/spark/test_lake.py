@@ -103,7 +103,7 @@ def test_a_lake_is_read_in_one_call(spark: SparkSession, bus: EventBus, url: str
 
 
 @on_sqlite
-@pytest.mark.parametrize("lost", ["gone", "old"])
+@pytest.mark.parametrize("lost", [pytest.param("gone", marks=pytest.mark.slow), "old"])
 def test_spark_s_own_checkpoint_may_be_lost(spark: SparkSession, bus: EventBus, url: str, tmp_path: Path, lost: str):
     """Deleted, or put back from a backup: the manifest says where to go on, and each row is there once (P.3, I15)."""
     lake, own = Lake(tmp_path / "lake"), tmp_path / "lake" / "events" / "checkpoint"
@@ -121,7 +121,9 @@ def test_spark_s_own_checkpoint_may_be_lost(spark: SparkSession, bus: EventBus, 
 
 
 @on_sqlite
-@pytest.mark.parametrize("step", ["written", "added", "advanced"])
+@pytest.mark.parametrize(
+    "step", [pytest.param("written", marks=pytest.mark.slow), "added", pytest.param("advanced", marks=pytest.mark.slow)]
+)
 def test_an_ingest_that_ends_anywhere_is_gone_on_with(
     spark: SparkSession, bus: EventBus, url: str, tmp_path: Path, step: str, monkeypatch: pytest.MonkeyPatch
 ):
@@ -141,9 +143,10 @@ def test_an_ingest_that_ends_anywhere_is_gone_on_with(
 
         return wrapped
 
-    place = {"written": (Lake, "write"), "added": (Manifest, "add"), "advanced": (type(bus.store), "advance")}[step]
+    places = {"written": (Lake, "write"), "added": (Manifest, "add"), "advanced": (type(bus.store), "advance")}
+    owner, name = places[step]
     with monkeypatch.context() as patch:
-        patch.setattr(*place, after(getattr(*place)))
+        patch.setattr(owner, name, after(getattr(owner, name)))
         with pytest.raises(Exception, match="killed here"):
             ingest(spark, url, lake, rows=8)
     publish(bus, 4)
@@ -196,7 +199,7 @@ def test_compaction_joins_segments_and_loses_nothing(spark: SparkSession, bus: E
 
 
 @on_sqlite
-@pytest.mark.parametrize("step", ["replace", "forget"])
+@pytest.mark.parametrize("step", [pytest.param("replace", marks=pytest.mark.slow), "forget"])
 def test_a_compaction_that_ends_anywhere_leaves_a_lake(
     spark: SparkSession, bus: EventBus, url: str, tmp_path: Path, step: str, monkeypatch: pytest.MonkeyPatch
 ):

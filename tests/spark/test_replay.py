@@ -23,6 +23,8 @@ from postbus.spark.replay import (
 )
 from tests.kinds import on_sqlite
 
+mostly_on_sqlite = pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgres", marks=pytest.mark.slow)])
+
 
 def shop(bus: EventBus) -> list[int]:
     """Publish a day of a shop."""
@@ -52,6 +54,7 @@ def archived(spark: SparkSession, bus: EventBus, url: str, lake: Lake) -> list[i
     return [*first, *shop(bus)]
 
 
+@mostly_on_sqlite
 def test_a_range_over_lake_and_live_table(spark: SparkSession, bus: EventBus, url: str, tmp_path: Path):
     """Each event once, by ids, moments, types and tags, as it was published (P.6)."""
     lake = Lake(tmp_path / "lake")
@@ -90,6 +93,7 @@ def test_a_range_over_lake_and_live_table(spark: SparkSession, bus: EventBus, ur
     assert history(spark, url, bus.store, None, Wanted(first=events[12])).count() == 12
 
 
+@mostly_on_sqlite
 def test_a_day_replayed_into_an_empty_bus_makes_the_same_lake(
     spark: SparkSession, bus: EventBus, url: str, tmp_path: Path
 ):
