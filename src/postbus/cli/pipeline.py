@@ -376,9 +376,10 @@ class _Replay:
     def go(self, frame: Any, into: Into, show: Callable[[int], None]) -> int:
         """Bring the events where they are wanted; return how many."""
         from postbus.spark import replay as replaying  # noqa: PLC0415
+        from postbus.spark.manifest import Folder  # noqa: PLC0415
 
         if into is Into.PARQUET:
-            frame.write.mode("errorifexists").parquet(self._target)
+            frame.write.mode("errorifexists").parquet(Folder(self._target or "").url)
             return frame.count()
         if into is Into.SUBSCRIPTION:
             return replaying.replay_into_subscription(frame, self._store, self._target or "", ACTOR, show)
