@@ -198,7 +198,7 @@ def _list(items: Sequence[object]) -> str:
 
 def _stale(report: Report) -> Sheet:
     rows = [
-        [each.worker, "lost" if each.lost else "seen lately", f"{each.silent:,}", f"{each.expired:,}", f"{each.stuck:,}",
+        [each.worker, "lost" if each.lost else "recent", f"{each.silent:,}", f"{each.expired:,}", f"{each.stuck:,}",
          moment(each.claimed_at), moment(each.seen_at), _list(each.event_ids)]
         for each in report.stale_workers[:SHOWN]
     ]  # fmt: skip
