@@ -261,11 +261,15 @@ def test_what_is_erased_is_gone_from_store_and_lake(spark: SparkSession, bus: Ev
     ingest(spark, url, lake, rows=5)
     assert lake.find(spark, key="customer-8") == secret
     other = EventBus(url)
+    (titled,) = publish(other, 1, key="titled", payload=None, title="canary-9", metadata={"m": "canary-9"})
+    ingest(spark, url, lake)
+    other.store.erase(key="titled", actor="test")
+    assert lake.erase(spark, [titled]) == 1, "a payload that says nothing does not hide the rest"
     done = other.store.erase(key="customer-8", actor="test")
     assert lake.erase(spark, done.ids) > 0
     ingest(spark, url, lake)
     check(spark, url, lake)
-    assert lake.read(spark).filter("payload = 'null'").count() == 2
+    assert lake.read(spark).filter("payload = 'null'").count() == 3
     assert not [file for file in (tmp_path / "lake").rglob("*.parquet") if b"canary" in file.read_bytes()]
     assert "canary" not in str([lake.read(spark, stream).drop("payload_variant").collect() for stream in Stream])
     assert lake.erase(spark, done.ids) == 0

@@ -11,6 +11,7 @@ from postbus import EventBus
 from postbus.errors import InvalidRequest
 from postbus.model import Action, Stream
 from postbus.spark import Lake
+from postbus.spark import replay as replaying
 from postbus.spark.archive import archive, bounds
 from postbus.spark.lake import ingest
 from postbus.spark.replay import (
@@ -124,6 +125,7 @@ def test_a_replay_into_the_same_bus_tells_what_it_is(spark: SparkSession, bus: E
     replay_into_bus(frame, bus.store, "first")
     assert bus.list().total == 24
     assert seen == [12]
+    assert len(replaying._short("u" * 255)) == 64 != len(replaying._short("u" * 100))
     old, new = bus.get(events[3]), bus.get(events[-1] + 4)
     assert (new.payload, new.type, new.tags, new.key) == (old.payload, old.type, old.tags, old.key)
     assert new.metadata == {**old.metadata, "replay_of": old.uid, "replay_created_at": old.created_at.isoformat()}

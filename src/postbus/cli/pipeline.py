@@ -1,5 +1,6 @@
 """`postbus pipeline`: the log in a lake, reports, archive and replay, on Spark."""
 
+import re
 import signal
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -329,6 +330,10 @@ def replay(
     again. Into parquet, they are written to files.
     """
     where = _url(url)
+    if rate is not None and into is not Into.BUS:
+        raise InvalidRequest("--rate is for --into bus: nothing else is published")
+    if name is not None and not re.fullmatch(r"[\w.-]{1,64}", name):
+        raise InvalidRequest("--name is a word of up to 64 letters, digits, dots and dashes")
     with existing_store(url) as store, spark_for(where, master) as spark:
         from postbus.spark import replay as replaying  # noqa: PLC0415
 

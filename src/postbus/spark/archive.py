@@ -131,5 +131,6 @@ def _verify(spark: SparkSession, url: str, lake: Lake, bound: Bound) -> None:
     if archived != live:
         raise UnsafeStore(
             f"{lake.url} holds {archived[0]:,} rows of {stream} up to {bound.through:,}, the store {live[0]:,}, and "
-            "they are not the same: nothing is pruned. Restore the lake's files, or ingest into another folder"
+            "they are not the same: nothing is pruned. Restore the lake's files, erase with --lake what was erased "
+            "without it, or ingest into another folder"
         )

@@ -8,6 +8,8 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from functools import reduce
+from operator import or_
 from typing import Any, Final
 
 from py4j.protocol import Py4JJavaError
@@ -198,8 +200,10 @@ class Lake:
         key, blanks = _blanks(stream)
         marked = frame.join(F.broadcast(named), F.col(key) == F.col("erased"), "left")
         hit = F.col("erased").isNotNull()
-        told = F.coalesce("payload", "title") if stream is Stream.EVENTS else F.coalesce("error_message", "errors")
-        if marked.filter(hit & told.isNotNull() & (told != "null")).isEmpty():
+        told = [~F.col(column).eqNullSafe(value) for column, value in blanks.items() if column != "metadata"]
+        if stream is Stream.EVENTS:
+            told.append(F.size("metadata") > 0)
+        if marked.filter(hit & reduce(or_, told)).isEmpty():
             return False
         for column, value in blanks.items():
             marked = marked.withColumn(column, F.when(hit, value).otherwise(F.col(column)))
@@ -351,6 +355,8 @@ def ingest(
 
 def _forever(spark: SparkSession, runs: Sequence["_Ingest"], seconds: float) -> None:
     """Run both streams side by side until one ends, which only an error makes it do."""
+    for run in runs:
+        run.go(availableNow=True)  # puts right what is left of an earlier run, and catches up
     for run in runs:
         run.start(processingTime=f"{seconds} seconds")
     spark.streams.awaitAnyTermination()

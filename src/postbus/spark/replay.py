@@ -1,5 +1,6 @@
 """Replay: the lake and the live table as one range, back into a bus, a subscription, files, or a function."""
 
+import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,6 +22,7 @@ from postbus.store import Store
 __all__ = ["Wanted", "history", "preview", "replay_events", "replay_into_bus", "replay_into_subscription", "union"]
 
 BATCH: Final = 1_000
+LONG_UID: Final = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,9 +173,14 @@ def _draft(row: Row, name: str, *, keep_uids: bool) -> Draft:
             "metadata": row.metadata | came,
             "priority": row.priority,
             "max_retries": row.max_retries,
-            "uid": row.uid if keep_uids else f"replay:{name}:{row.uid}"[:255],
+            "uid": row.uid if keep_uids else f"replay:{name}:{_short(row.uid)}",
         }
     )
+
+
+def _short(uid: str) -> str:
+    """Return a uid, or what stands for it where it would be too long to have anything before it."""
+    return uid if len(uid) <= LONG_UID else hashlib.sha256(uid.encode()).hexdigest()
 
 
 def replay_into_subscription(

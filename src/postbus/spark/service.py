@@ -10,7 +10,7 @@ from typing import Final
 
 from pyspark.sql import SparkSession
 
-from postbus.errors import StoreUnavailable
+from postbus.errors import Conflict, StoreUnavailable
 from postbus.model import Stream
 from postbus.observe import tell
 from postbus.spark.archive import archive, bounds
@@ -100,7 +100,7 @@ class Service:
         while not self._stop.is_set():
             try:
                 self.cycle()
-            except StoreUnavailable as error:
+            except (StoreUnavailable, Conflict) as error:  # away, or somebody else is at the lake
                 self.health.failures += 1
                 self.health.error = str(error)
                 pause = min(2 * pause, LONGEST_PAUSE)
