@@ -36,9 +36,9 @@ def start(url: str, tmp_path: Path) -> Iterator[Start]:
 
     def start(role: str, **config: Any) -> "subprocess.Popen[bytes]":
         given = {"role": role, "url": url, "lake": str(tmp_path / "lake"), "stop": str(tmp_path / "stop"), **config}
-        log = (tmp_path / "log").open("ab")
         made = [sys.executable, "-m", "tests.spark.trial", json.dumps(given)]
-        begun.append(subprocess.Popen(made, cwd=ROOT, start_new_session=True, stderr=log, stdout=log))
+        with (tmp_path / "log").open("ab") as log:
+            begun.append(subprocess.Popen(made, cwd=ROOT, start_new_session=True, stderr=log, stdout=log))
         return begun[-1]
 
     yield start
