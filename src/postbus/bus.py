@@ -7,12 +7,13 @@ import random
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, Self, TypedDict, TypeVar, Unpack
+from typing import Any, Final, Self, TypedDict, TypeVar, Unpack
 from uuid import uuid4
 
 from postbus.breaker import Breaker
@@ -20,6 +21,7 @@ from postbus.clock import Clock
 from postbus.config import Settings
 from postbus.dlq import DeadLetters, check_page
 from postbus.errors import (
+    Conflict,
     Discard,
     EventBusShutdownError,
     InvalidRequest,
@@ -27,6 +29,8 @@ from postbus.errors import (
     NotFound,
 )
 from postbus.execution import Execution, describe
+from postbus.follow import CheckpointMode, InstanceMode, OnFailure, make_follow
+from postbus.follower import Follower
 from postbus.handlers import Handler, Handlers, OnError, make_handler
 from postbus.loop import Loop, Signal
 from postbus.model import (
@@ -52,10 +56,11 @@ from postbus.subscriptions import Subscriptions
 from postbus.upkeep import Upkeep, recover
 from postbus.worker import Worker
 
-__all__ = ["EventBus", "HandlerOptions"]
+__all__ = ["EventBus", "FollowOptions", "HandlerOptions"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 Seconds = float | timedelta
+WAIT_FOR: Final = 0.005
 
 
 class HandlerOptions(TypedDict, total=False):
@@ -69,6 +74,21 @@ class HandlerOptions(TypedDict, total=False):
     breaker: Breaker | None
     model: Any
     transactional: bool
+
+
+class FollowOptions(TypedDict, total=False):
+    """What `@follow` takes beside the subscriber's id and the pattern."""
+
+    tags: Sequence[str]
+    checkpoint: CheckpointMode
+    instance: InstanceMode | str
+    retry: RetryPolicy | Mapping[str, float] | None
+    batch_size: int
+    batch: int | None
+    on_error: OnFailure
+    start: str | int
+    lease: float
+    model: Any
 
 
 class EventBus:
@@ -131,6 +151,8 @@ class EventBus:
             timedelta(seconds=settings.lease),
             random.Random(),  # noqa: S311
         )
+        self._followers: dict[str, Follower] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._worker: Worker | None = None
         self._upkeep: Loop | None = None
         self._alive = ExitStack()
@@ -202,9 +224,12 @@ class EventBus:
         return connection.publish(ready) if ours else self.store.publish_on(connection, ready)
 
     def _wait_settled(self, event: Event, names: tuple[str, ...], timeout: float | None) -> Event:
-        if not self._signal().wait_for(lambda: self.store.settled(event.id, names), timeout):
+        followers = self._followers.values()
+        if not self._signal().wait_for(
+            lambda: self.store.settled(event.id, names) and all(each.has_passed(event.id) for each in followers), timeout
+        ):
             raise TimeoutError(f"event {event.id} was not settled within {timeout} s; it stays published")
-        return self.get(event.id, subscription=names[0])
+        return self.get(event.id, subscription=names[0] if names else "default")
 
     def transaction(self) -> AbstractContextManager[Transaction]:
         """Open a transaction on the bus's own store: your writes and your events commit together, or neither does.
@@ -244,6 +269,54 @@ class EventBus:
             return function
 
         return register
+
+    def follow(self, subscriber_id: str, pattern: str = "*", **options: Unpack[FollowOptions]) -> Callable[[F], F]:
+        """Have the decorated function see every event a pattern covers, in order, from where it stopped last.
+
+        One process of all that follow under this id reads; the others take over when it ends. The function is a plain
+        or an async one of (event) or (event, ctx); of (events) with `batch`; with a parameter `tx`, what it writes
+        through it is committed with the checkpoint, and so takes effect exactly once. What it fails at for good is a
+        dead letter of the subscription `subscriber_id`. Raises InvalidRequest, or Conflict for an id that is taken.
+        """
+        check_pattern(pattern)
+
+        def register(function: F) -> F:
+            self._open()
+            follow = make_follow(subscriber_id, pattern, function, **options)
+            with self._lock:
+                if follow.name in self._followers:
+                    raise Conflict(f"{follow.name!r} is followed in this process already")
+                follower = Follower(
+                    self.store, follow, worker_id=self.worker_id, poll_interval=self.settings.poll_interval
+                )
+                self._followers[follow.name] = follower
+                if self._worker is not None:
+                    self.store.register_handlers([follower.record(self._owner)])
+                    follower.start(loop=self._loop)
+            return function
+
+        return register
+
+    @property
+    def followers(self) -> Mapping[str, Follower]:
+        """The followers of this process by their id: whether they lead, and what has stopped one."""
+        return dict(self._followers)
+
+    def wait_for(self, subscriber_id: str, position: int, timeout: float | None = None) -> None:
+        """Return once a subscriber has passed a position, an event's id: then what it builds shows that event.
+
+        Raises TimeoutError, and NotFound if there is no such subscriber.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            stand = next((each for each in self.store.checkpoints() if each.subscription == subscriber_id), None)
+            if stand is None:
+                raise NotFound(f"there is no subscriber {subscriber_id!r}")
+            if stand.position >= position:
+                return
+            if deadline is not None and time.monotonic() > deadline:
+                raise TimeoutError(f"{subscriber_id!r} stands at {stand.position:,}, not yet at {position:,}")
+            time.sleep(WAIT_FOR)
 
     def unsubscribe(self, identity: str) -> None:
         """Let a handler see no further event; raise NotFound if there is none of that id."""
@@ -287,9 +360,13 @@ class EventBus:
             self.store.register_handlers(self._records())
             self._worker.start()
             self._upkeep.start()
+            self._loop = loop
+            for follower in self._followers.values():
+                follower.start(loop=loop)
 
     def _records(self) -> list[HandlerRecord]:
-        return [self._record(handler) for handler in self._handlers.all()]
+        followed = [each.record(self._owner) for each in self._followers.values()]
+        return [self._record(handler) for handler in self._handlers.all()] + followed
 
     def _be_alive(self) -> None:
         with self._lock:
@@ -313,6 +390,9 @@ class EventBus:
             if self._upkeep is not None:
                 self._upkeep.stop(timeout=5)
             done = self._worker.stop(limit) if self._worker is not None else True
+            if self._worker is not None:
+                ended = [each.stop(limit) for each in self._followers.values()]
+                done = done and all(ended)
             if self._worker is not None:  # nothing was registered before: a mere publisher may not even write there
                 self.store.forget_handlers(self._owner)
             if not done:
@@ -370,7 +450,12 @@ class EventBus:
         names = self._handled()
         worker = self._worker
         if not self._signal().wait_for(
-            lambda: not (worker and worker.held) and all(map(self._is_idle, names)), timeout
+            lambda: (
+                not (worker and worker.held)
+                and all(map(self._is_idle, names))
+                and all(each.is_idle() for each in self._followers.values())
+            ),
+            timeout,
         ):
             raise TimeoutError(f"there was still work after {timeout} s")
 
@@ -380,7 +465,7 @@ class EventBus:
 
     def _handled(self) -> tuple[str, ...]:
         names = self._handlers.subscriptions()
-        if not names:
+        if not (names or self._followers):
             raise InvalidRequest("this process handles no subscription: there is nothing to wait for")
         if self._worker is None:
             raise InvalidRequest("the bus is not started: nothing would ever be settled")

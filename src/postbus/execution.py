@@ -31,7 +31,7 @@ from postbus.observe import logger, probe, tell
 from postbus.retry import RetryPolicy
 from postbus.store.contract import Settled, Settlement, Store, Transaction
 
-__all__ = ["Context", "Execution", "Ownership", "Report", "Run"]
+__all__ = ["CANCELLED", "Context", "Execution", "Ownership", "Report", "Run", "describe", "handler_log"]
 
 R = TypeVar("R")
 CANCELLED: Final = (asyncio.CancelledError, concurrent.futures.CancelledError)
@@ -59,6 +59,8 @@ class Context:
     delivery: Delivery
     log: logging.LoggerAdapter[logging.Logger]
     _extend: Callable[[Delivery], None]
+    redelivered: bool = False
+    """Whether an ordered subscriber gets it out of its order: it was a dead letter, or parked behind one."""
 
     @property
     def attempt(self) -> int:
@@ -86,6 +88,12 @@ class _HandlerLog(logging.LoggerAdapter[logging.Logger]):
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
         """Return the message as it is, with both sets of fields."""
         return msg, {**kwargs, "extra": {**(self.extra or {}), **(kwargs.get("extra") or {})}}
+
+
+def handler_log(delivery: Delivery) -> logging.LoggerAdapter[logging.Logger]:
+    """Return where a handler logs what it does with a delivery."""
+    fields = {"event_id": delivery.id, "subscription": delivery.subscription, "attempt": delivery.attempt}
+    return _HandlerLog(logger.getChild("handler"), fields)
 
 
 class Run:
@@ -356,8 +364,7 @@ class Execution:
 
     @staticmethod
     def _context(delivery: Delivery, extend: Callable[[Delivery], None]) -> Context:
-        fields = {"event_id": delivery.id, "subscription": delivery.subscription, "attempt": delivery.attempt}
-        return Context(delivery, _HandlerLog(logger.getChild("handler"), fields), extend)
+        return Context(delivery, handler_log(delivery), extend)
 
     def extend(self, delivery: Delivery) -> None:
         """Let a lease run on; raise LeaseLost if it has passed."""

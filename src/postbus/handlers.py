@@ -16,7 +16,7 @@ from postbus.model import Event
 from postbus.pattern import Interest, check_pattern
 from postbus.retry import RetryPolicy
 
-__all__ = ["Handler", "Handlers", "Match", "OnError", "check_subscription", "make_handler"]
+__all__ = ["Handler", "Handlers", "Match", "OnError", "check_subscription", "make_follower", "make_handler"]
 
 OnError = Literal["retry", "record"]
 DEFAULT_TIMEOUT: Final = 30.0
@@ -127,6 +127,34 @@ def make_handler(
     return made
 
 
+def make_follower(
+    pattern: str, function: Callable[..., Any], *, subscription: str, tags: Sequence[str] = (), model: Any = None
+) -> Handler:
+    """Return the handler of a follower, transactional if it has a parameter tx; raise InvalidRequest."""
+    if not callable(function):
+        raise InvalidRequest("a handler must be a function or another callable")
+    if isinstance(tags, str):
+        raise InvalidRequest("tags must be a list of strings")
+    transactional = "tx" in _parameters(function)
+    (_check_tx_signature if transactional else _check_signature)(function)
+    interest = Interest(check_pattern(pattern), frozenset(tags))
+    made = Handler(
+        id=uuid4().hex,
+        function=function,
+        interest=interest,
+        subscription=check_subscription(subscription),
+        retry=None,
+        timeout=None,
+        on_error="retry",
+        breaker=None,
+        model=model,
+        transactional=transactional,
+    )
+    if transactional and made.is_async:
+        raise InvalidRequest("an async function cannot be transactional: others would wait for its lock at every await")
+    return made
+
+
 def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     try:
         return inspect.signature(function).parameters
@@ -148,6 +176,10 @@ def _check_transactional(
         )
     if timeout is None:
         raise InvalidRequest("a transactional handler must have a timeout: while it runs, others wait for its lock")
+    _check_tx_signature(function)
+
+
+def _check_tx_signature(function: Callable[..., Any]) -> None:
     signature = inspect.signature(function)
     for names in ({"tx": None}, {"tx": None, "ctx": None}):
         try:

@@ -344,6 +344,15 @@ class Checkpoint:
     position: int
     log_id: str
     moved_at: datetime
+    epoch: int = 0
+    """Fences whoever moves it."""
+    worker_id: str | None = None
+    """Who reads an ordered subscription now."""
+    held_until: datetime | None = None
+    lag: int = 0
+    """How many positions it is behind the head."""
+    waiting: timedelta | None = None
+    """How long the first event has waited that it has not done yet."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,6 +117,11 @@ class Catalog:
         self._register(db, Route(identity, subscription, priority, event_type, joined, solo=False))
         return identity
 
+    def file_anew(self, db: Database, subscription: str, priority: int, event_type: str, tags: tuple[str, ...]) -> int:
+        """Return the id of a route that stays registered until the end of `db`'s transaction; see `register`."""
+        way = (priority, event_type, ",".join(sorted(tags)))
+        return self.register(db, Route(route_id(subscription, *way, solo=False), subscription, *way, solo=False))
+
     def variant(self, db: Database, identity: int, *, solo: bool) -> int:
         """Return the route for the same events run alone, or run beside others again."""
         route = self.route(identity)

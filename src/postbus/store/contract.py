@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 from postbus.breaker import BreakerState
 from postbus.model import (
+    AttemptError,
     Checkpoint,
     Dead,
     DeadLetter,
@@ -33,6 +34,7 @@ from postbus.model import (
     Pruned,
     Retry,
     Span,
+    State,
     Stats,
     Status,
     Stream,
@@ -43,13 +45,18 @@ from postbus.payload import Draft
 from postbus.retry import RetryPolicy
 
 __all__ = [
+    "Ahead",
+    "Burial",
     "Claim",
     "Claimed",
     "DeadFilter",
     "Failure",
     "Finding",
+    "Lead",
+    "Rewound",
     "Settled",
     "Settlement",
+    "Step",
     "Store",
     "Transaction",
     "Watch",
@@ -117,6 +124,57 @@ class Failure(NamedTuple):
     execution_time_ms: float | None = None
 
 
+class Lead(NamedTuple):
+    """The right to read an ordered subscription: valid while nobody drew a newer epoch for it."""
+
+    subscription: str
+    epoch: int
+    position: int
+    """Everything up to here is done, dead or parked."""
+    crashes: int
+    """How many readers have ended without a word since the position last moved: the next event may be the cause."""
+
+
+class Ahead(NamedTuple):
+    """What comes next in the log, as far as it is wanted."""
+
+    events: Sequence[Event]
+    damaged: Mapping[int, str]
+    """Which of these cannot be read, and why; their payload is None."""
+    reached: int
+    """All events up to this one have been looked at."""
+    more: bool
+
+
+class Burial(NamedTuple):
+    """An event that a follower has failed at for good, with the error of each attempt."""
+
+    event: Event
+    errors: Sequence[AttemptError]
+    execution_time_ms: float | None = None
+
+
+class Step(NamedTuple):
+    """How far a follower has come, and what it leaves behind on the way."""
+
+    subscription: str
+    epoch: int
+    position: int
+    worker_id: str
+    buried: Sequence[Burial] = ()
+    parked: Sequence[Event] = ()
+
+
+class Rewound(NamedTuple):
+    """What a rewind leads to."""
+
+    position: int
+    again: int
+    """How many events are handled again."""
+    discarded: int
+    """How many dead and parked deliveries go, since their events come again."""
+
+
 @dataclass(frozen=True, slots=True)
 class Work:
     """What is left to do for some interests: `due` now, `leased`, or waiting for a `retry`."""
@@ -163,6 +221,10 @@ class Transaction(Protocol):
 
         Fenced as `Store.settle` is: LOST and REPEATED change nothing, and whoever gets them should roll back.
         """
+        ...
+
+    def move(self, step: Step) -> None:
+        """Move a follower's checkpoint, once and only if this transaction commits; see `Store.move`."""
         ...
 
 
@@ -355,6 +417,56 @@ class Store(Protocol):
         """Return how far ordered subscriptions and Spark streams have come, by name."""
         ...
 
+    def lead(
+        self, name: str, holder: str, worker_id: str, lease: timedelta, *, locked: bool = False, single: bool = False
+    ) -> Lead | None:
+        """Become the one who reads an ordered subscription, under a new epoch; None while another does.
+
+        Another does until its lease has run out, or it resigned. `locked` says that the caller holds the lock of that
+        name (`hold`): whoever led by that lock is gone then, and need not be waited for. With `single` nobody is
+        asked: the last one who comes reads. Raises NotFound, InvalidRequest for a subscription of another mode,
+        and UnsafeStore where going on would lose something: the position is of another log, beyond the head, or what
+        follows it was pruned.
+        """
+        ...
+
+    def keep(self, lead: Lead, lease: timedelta) -> bool:
+        """Let a lead run `lease` from now; False if another leads."""
+        ...
+
+    def resign(self, lead: Lead) -> None:
+        """Let another lead; if one does already, nothing changes."""
+        ...
+
+    def read_on(self, after: int, limit: int, interests: tuple[Interest, ...]) -> Ahead:
+        """Look at the next `limit` events after a position, in order; nothing will appear among them later (I5)."""
+        ...
+
+    def move(self, step: Step) -> None:
+        """Move a checkpoint forwards, and record what is left behind as dead or parked in the same transaction (I6).
+
+        Raises LeaseLost, and changes nothing, if the epoch has passed (I8). A move that leaves nothing behind is seen
+        by all at once, and survives any crash but that of the machine or server, after which the last of them may be
+        undone: events are then handled again, never passed over.
+        """
+        ...
+
+    def standing(self, name: str) -> Sequence[tuple[int, str | None, State]]:
+        """Return what an ordered subscription has left behind and not done yet: event, key and state, by id."""
+        ...
+
+    def unpark(self, name: str, ids: Sequence[int], actor: str) -> int:
+        """Make parked deliveries due, each recorded as RELEASED; return how many were parked."""
+        ...
+
+    def rewind(self, name: str, to: int | datetime | str, actor: str, *, dry_run: bool = False) -> Rewound:
+        """Have an ordered subscription go on after another position: an id, a moment, `beginning` or `now`.
+
+        Whoever reads it is deposed and begins there. What lay dead or parked behind the position is discarded, since
+        its event comes again. Raises InvalidRequest for a position that is not in the log. `dry_run` only tells.
+        """
+        ...
+
     def prune(
         self, stream: Stream, *, after: int, through: int, limit: int = 10_000, past: Collection[str] = ()
     ) -> Pruned:
@@ -455,6 +567,10 @@ class Store(Protocol):
 
     def widen_subscription(self, name: str, pattern: str, tags: Sequence[str] = ()) -> bool:
         """Let a subscription want this pattern with these tags too (none: with any); return whether that was news."""
+        ...
+
+    def set_interests(self, name: str, patterns: Sequence[str], tags: Sequence[str]) -> None:
+        """Let an ordered subscription want this and nothing else; what it has passed, it has passed."""
         ...
 
     def pause_subscription(self, name: str, paused: bool) -> None:  # noqa: FBT001  the state itself

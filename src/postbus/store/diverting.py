@@ -9,7 +9,6 @@ from postbus.retry import RetryPolicy
 from postbus.store.contract import Failure, Settlement
 from postbus.store.leases import Leases
 from postbus.store.records import split_tags
-from postbus.store.routes import Route, route_id
 from postbus.store.session import Row, Session
 
 __all__ = ["Diverting"]
@@ -57,10 +56,9 @@ class Diverting:
         routes: dict[Row, int] = {}
         rows: list[Row] = []
         for epoch, (event_id, kind, tags, priority, retries, created_at) in enumerate(events, first):
-            way = (priority, kind, ",".join(sorted(split_tags(tags))))
+            way = (priority, kind, split_tags(tags))
             if way not in routes:
-                route = Route(route_id(subscription, *way, solo=False), subscription, *way, solo=False)
-                routes[way] = self._catalog.register(self._db, route)
+                routes[way] = self._catalog.file_anew(self._db, subscription, *way)
             rows.append(
                 (event_id, subscription, routes[way], self._now, created_at, epoch, retries, who[event_id], since),
             )

@@ -1,9 +1,10 @@
 """The streams by position: how far they go, and how far each follower of them has come."""
 
+from datetime import timedelta
 from typing import Final, NamedTuple
 
 from postbus.clock import from_micros
-from postbus.errors import Conflict
+from postbus.errors import Conflict, InvalidRequest
 from postbus.model import Checkpoint, Mode, Span, Stream
 from postbus.store.session import Row, Session, bump
 
@@ -69,7 +70,26 @@ class Positions:
 
     def checkpoints(self) -> tuple[Checkpoint, ...]:
         """Return all checkpoints by name."""
-        return tuple(map(_checkpoint, self._db.run("checkpoints")))
+        rows = self._db.run("checkpoints")
+        heads = {stream: self.span(Stream(stream)).head for stream in {row[1] for row in rows}}
+        return tuple(self._checkpoint(row, heads[row[1]]) for row in rows)
+
+    def _checkpoint(self, row: Row, head: int) -> Checkpoint:
+        subscription, stream, position, log_id, moved_at, epoch, worker_id, held_until = row
+        held = held_until is not None and held_until > self._now
+        since = self._db.run(NAMES[Stream(stream)].when, (position,)) if position < head else []
+        return Checkpoint(
+            subscription,
+            Stream(stream),
+            position,
+            log_id,
+            from_micros(moved_at),
+            epoch=epoch,
+            worker_id=worker_id if held else None,
+            held_until=from_micros(held_until) if held else None,
+            lag=max(0, head - position),
+            waiting=timedelta(microseconds=max(0, self._now - since[0][1])) if since else None,
+        )
 
     def checkpoint(self, name: str, stream: Stream) -> Checkpoint | None:
         """Return a Spark stream's checkpoint if it has one; raise Conflict if the name stands for something else."""
@@ -98,10 +118,13 @@ class Positions:
         self._db.run("add_checkpoint", (name, stream, start, log_id, self._now))
         return Checkpoint(name, stream, start, log_id, from_micros(self._now))
 
+    def begin(self, name: str, start: str | int) -> None:
+        """Make an ordered subscription's checkpoint where it is to begin; raise InvalidRequest if nothing is there."""
+        span = self.span(Stream.EVENTS)
+        position = {"now": span.head, "beginning": span.pruned}.get(str(start), start)
+        if not isinstance(position, int) or not span.pruned <= position <= span.head:
+            raise InvalidRequest(f"start at 'now', 'beginning' or an id from {span.pruned:,} to {span.head:,}")
+        self._db.run("add_checkpoint", (name, Stream.EVENTS, position, span.log_id, self._now))
+
     def _log_id(self) -> str:
         return self._db.value("meta", ("log_id",))
-
-
-def _checkpoint(row: Row) -> Checkpoint:
-    subscription, stream, position, log_id, moved_at = row
-    return Checkpoint(subscription, Stream(stream), position, log_id, from_micros(moved_at))

@@ -26,6 +26,7 @@ __all__ = [
     "encode_errors",
     "event_from_draft",
     "event_from_row",
+    "followed_event",
     "json_array",
     "log_from_row",
     "moment",
@@ -147,6 +148,15 @@ def event_from_row(row: Row, *, verified: bool = True, **state: Any) -> Event:
 
 def claimed_event(row: Row, retry_count: int, now: datetime) -> Event:
     """Return the event of a delivery just leased: `event_from_row` without its ceremony, for the busiest path."""
+    return _quickly(row, Status.PROCESSING, retry_count, None, now)
+
+
+def followed_event(row: Row) -> Event:
+    """Return an event of the log as a follower sees it: no subscription has a say in how it stands."""
+    return _quickly(row, None, 0, None, None)
+
+
+def _quickly(row: Row, *standing: Any) -> Event:
     identity, uid, kind, tags, key, title, description, payload, metadata, created_at, priority, max_retries, _ = row
     _verify(row)
     return quick_event(
@@ -162,10 +172,7 @@ def claimed_event(row: Row, retry_count: int, now: datetime) -> Event:
         from_micros(created_at),
         priority,
         max_retries,
-        Status.PROCESSING,
-        retry_count,
-        None,
-        now,
+        *standing,
     )
 
 

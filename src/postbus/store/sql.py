@@ -5,7 +5,7 @@ A dialect brings its connections (`_read`, `_write`), its statements, publishing
 
 import os
 import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -46,6 +46,7 @@ from postbus.store.burials import Burials
 from postbus.store.contract import Claim, Claimed, DeadFilter, Failure, Settled, Settlement, Watch, Work
 from postbus.store.diverting import Diverting
 from postbus.store.erasing import Erasing, bearing
+from postbus.store.following import Followed
 from postbus.store.leases import Leases, Taken
 from postbus.store.liveness import Liveness
 from postbus.store.positions import Positions
@@ -82,7 +83,7 @@ class Won(NamedTuple):
     more: bool = True
 
 
-class SqlStore(ABC):
+class SqlStore(Followed):
     """The verbs of a `Store`. Safe to use from many threads. What each promises stands in the contract."""
 
     served = False
@@ -455,6 +456,8 @@ class SqlStore(ABC):
             catalog.refresh(db)
             if mode is Mode.QUEUE and start != "now":
                 self._backfill(session, name, 0 if start == "beginning" else int(start))
+            if mode is Mode.ORDERED:
+                Positions(session).begin(name, start)
             return catalog.subscription(name)
 
         created = self._shut_out(create)
@@ -471,11 +474,13 @@ class SqlStore(ABC):
             wanted = tuple(dict.fromkeys((*found.tags, *tags))) if tags and found.tags else ()
             if patterns == found.patterns and wanted == found.tags:
                 return False
-            session.db.run("set_interests", (orjson.dumps(patterns).decode(), orjson.dumps(wanted).decode(), name))
-            bump(session)
+            _set_interests(session, name, patterns, wanted)
             return True
 
         return self._shut_out(widen)
+
+    def set_interests(self, name: str, patterns: Sequence[str], tags: Sequence[str]) -> None:
+        self._write(lambda session: _set_interests(session, name, patterns, tags))
 
     def pause_subscription(self, name: str, paused: bool) -> None:  # noqa: FBT001  the state itself
 
@@ -607,6 +612,11 @@ class SqlStore(ABC):
         with self._lock:
             if watch in self._watches:
                 self._watches.remove(watch)
+
+
+def _set_interests(session: Session, name: str, patterns: Sequence[str], tags: Sequence[str]) -> None:
+    session.db.run("set_interests", (orjson.dumps(patterns).decode(), orjson.dumps(tags).decode(), name))
+    bump(session)
 
 
 def _drop_routes(session: Session) -> int:

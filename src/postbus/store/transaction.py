@@ -8,7 +8,8 @@ from typing import Any, Final, Protocol
 from postbus.errors import InvalidRequest
 from postbus.model import Event
 from postbus.payload import Draft
-from postbus.store.contract import Settled, Settlement
+from postbus.store.contract import Settled, Settlement, Step
+from postbus.store.following import Following
 from postbus.store.leases import Leases
 from postbus.store.session import Row
 
@@ -39,12 +40,17 @@ class CallersTransaction:
     """A `Transaction` until its block ends."""
 
     def __init__(
-        self, db: _Connection, append: Callable[[Sequence[Draft]], list[Event]], leases: Callable[[], Leases]
+        self,
+        db: _Connection,
+        append: Callable[[Sequence[Draft]], list[Event]],
+        leases: Callable[[], Leases],
+        following: Callable[[], Following],
     ) -> None:
         """Serve one caller inside one open transaction."""
         self._db = db
         self._append = append
         self._leases = leases
+        self._following = following
         self._closed = False
         self._busy = threading.RLock()
 
@@ -71,6 +77,11 @@ class CallersTransaction:
         """Record how a delivery ended, if this transaction commits."""
         with self._open():
             return self._leases().settle([settlement])[0]
+
+    def move(self, step: Step) -> None:
+        """Move a follower's checkpoint, if this transaction commits."""
+        with self._open():
+            self._following().move(step)
 
     @contextmanager
     def _open(self) -> Generator[None]:

@@ -467,7 +467,8 @@ SELECT min(id) FROM postbus.events WHERE id > $1 AND id <= $2 AND created_at >= 
 SELECT min(id) FROM postbus.event_log WHERE id > $1 AND id <= $2 AND created_at >= postbus.at($3);
 
 -- name: checkpoints
-SELECT c.subscription, c.stream, c.position, c.log_id, postbus.micros(c.moved_at)
+SELECT c.subscription, c.stream, c.position, c.log_id, postbus.micros(c.moved_at), c.epoch, c.worker_id,
+       postbus.micros(c.held_until)
   FROM postbus.checkpoints AS c JOIN postbus.subscriptions AS s ON s.name = c.subscription
  ORDER BY c.subscription COLLATE "C";
 
@@ -613,3 +614,69 @@ SELECT id, type, tags, priority, max_retries, postbus.micros(created_at) FROM po
 INSERT INTO postbus.deliveries (event_id, subscription, route, due_at, ready_at, created_at, updated_at, max_retries)
 VALUES ($1, $2, $3, postbus.at($4), postbus.at($4), postbus.at($5), postbus.at($4), $6::integer)
     ON CONFLICT DO NOTHING RETURNING event_id;
+
+-- name: events_on
+SELECT id, uid, type, tags, key, title, description, payload::text, metadata::text, postbus.micros(created_at), priority,
+       max_retries, NULL
+  FROM postbus.events WHERE id > $1 AND id <= $2 ORDER BY id LIMIT $3;
+
+-- name: lead
+SELECT position, log_id, holder, locked, postbus.micros(held_until), crashes
+  FROM postbus.checkpoints WHERE subscription = $1 AND stream = 'events' FOR UPDATE;
+
+-- name: take_lead
+UPDATE postbus.checkpoints
+   SET epoch = $1, holder = $2, worker_id = $3, locked = $4, held_until = postbus.at($5), crashes = $6
+ WHERE subscription = $7;
+
+-- name: keep_lead
+UPDATE postbus.checkpoints SET held_until = postbus.at($1) WHERE subscription = $2 AND epoch = $3;
+
+-- name: resign
+UPDATE postbus.checkpoints SET holder = NULL, locked = false, held_until = NULL WHERE subscription = $1 AND epoch = $2;
+
+-- name: move_lead
+-- The epoch is the fence: whoever was deposed moves nothing.
+UPDATE postbus.checkpoints SET position = $1, moved_at = postbus.at($2), crashes = 0
+ WHERE subscription = $3 AND epoch = $4 AND position <= $1;
+
+-- name: move_lightly
+SELECT postbus.move_lightly($1, $2, $3);
+
+-- name: rewind
+UPDATE postbus.checkpoints
+   SET position = $1, moved_at = postbus.at($2), epoch = $3, log_id = $4, holder = NULL, locked = false,
+       held_until = NULL, crashes = 0
+ WHERE subscription = $5;
+
+-- name: bury_followed
+INSERT INTO postbus.deliveries (event_id, subscription, route, state, tried, due_at, ready_at, created_at, updated_at,
+                                epoch, attempt, retry_count, max_retries, claimed_at, worker_id, errors, died_at)
+VALUES ($1, $2, $3, 2, 2, NULL, postbus.at($4), postbus.at($4), postbus.at($5), $6, $7, $7, $8, postbus.at($5), $9, $10,
+        postbus.at($5))
+ON CONFLICT (event_id, subscription) DO NOTHING;
+
+-- name: park
+INSERT INTO postbus.deliveries (event_id, subscription, route, state, tried, due_at, ready_at, created_at, updated_at,
+                                max_retries)
+VALUES ($1, $2, $3, 3, 3, NULL, postbus.at($4), postbus.at($4), postbus.at($5), $6)
+ON CONFLICT (event_id, subscription) DO NOTHING;
+
+-- name: unpark
+UPDATE postbus.deliveries
+   SET state = 0, tried = 0, due_at = postbus.at($1), ready_at = postbus.at($1), updated_at = postbus.at($1), epoch = $2
+ WHERE event_id = $3 AND subscription = $4 AND state = 3
+RETURNING event_id;
+
+-- name: standing
+-- What of an ordered subscription is not done: dead and parked by their state, the rest by the routes they are filed under.
+SELECT d.event_id, e.key, d.state
+  FROM (SELECT event_id, state FROM postbus.deliveries WHERE tried IN (2, 3) AND subscription = $1
+        UNION ALL
+        SELECT v.event_id, v.state FROM postbus.deliveries AS v
+         WHERE v.due_at IS NOT NULL AND v.route IN (SELECT id FROM postbus.routes WHERE subscription = $1)) AS d
+  JOIN postbus.events AS e ON e.id = d.event_id
+ ORDER BY d.event_id;
+
+-- name: kinds_between
+SELECT type, tags, count(*) FROM postbus.events WHERE id > $1 AND id <= $2 GROUP BY type, tags;

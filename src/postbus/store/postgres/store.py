@@ -19,7 +19,8 @@ from postbus.model import Event, Stats, Stream
 from postbus.payload import Draft
 from postbus.store.catalog import Catalog
 from postbus.store.committer import Committer
-from postbus.store.contract import Claim, Finding, Transaction, Watch
+from postbus.store.contract import Claim, Finding, Step, Transaction, Watch
+from postbus.store.following import Following
 from postbus.store.liveness import Liveness
 from postbus.store.migrate import migrate
 from postbus.store.postgres import appending, foreign
@@ -176,7 +177,12 @@ class PostgresStore(SqlStore):
 
             with translated(self.url):
                 db.begin()
-            tx = CallersTransaction(db, append, lambda: self._leases(self._session(db, catalog)))
+            tx = CallersTransaction(
+                db,
+                append,
+                lambda: self._leases(self._session(db, catalog)),
+                lambda: self._following(self._session(db, catalog)),
+            )
             try:
                 yield tx
                 tx.check()
@@ -251,6 +257,22 @@ class PostgresStore(SqlStore):
 
     def _jump(self, session: Session) -> int:
         return session.db.value("jump")
+
+    # ── following ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @contextmanager
+    def _glance(self) -> Generator[Database]:
+        with self._connection() as (db, _), decoding():
+            yield db
+
+    def _move_lightly(self, step: Step) -> bool:
+        with self._connection() as (db, _):
+            return db.value("move_lightly", (step.subscription, step.epoch, step.position))
+
+    @staticmethod
+    def _following(session: Session) -> Following:
+        session.db.run("await_beside")
+        return Following(session)
 
     # ── watching and looking after ───────────────────────────────────────────────────────────────────────────────
 

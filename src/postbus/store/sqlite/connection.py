@@ -153,6 +153,15 @@ class Database:
         """Return a setting or run a check that is spelled as a pragma."""
         return self._apsw.pragma(name, *argument)
 
+    @contextmanager
+    def unhurried(self) -> Generator[None]:
+        """Let a statement of its own be durable with the next commit, or when the file is next synced, not at once."""
+        self._apsw.pragma("synchronous", "normal")
+        try:
+            yield
+        finally:
+            self._apsw.pragma("synchronous", "full")
+
     def empty_wal(self) -> None:
         """Bring everything into the file itself and cut off the WAL, unless somebody reads: that is not waited for."""
         self._apsw.set_busy_handler(None)

@@ -391,7 +391,8 @@ SELECT min(id) FROM events WHERE id > ? AND id <= ? AND created_at >= ?;
 SELECT min(id) FROM event_log WHERE id > ? AND id <= ? AND created_at >= ?;
 
 -- name: checkpoints
-SELECT c.subscription, c.stream, c.position, c.log_id, c.moved_at
+SELECT c.subscription, c.stream, c.position, c.log_id, c.moved_at, c.epoch, c.worker_id,
+       c.held_until
   FROM checkpoints AS c JOIN subscriptions AS s ON s.name = c.subscription ORDER BY c.subscription;
 
 -- name: add_checkpoint
@@ -517,3 +518,61 @@ SELECT id, type, tags, priority, max_retries, created_at FROM events WHERE id = 
 -- As if it were new; not for one that is on its way there, or dead.
 INSERT INTO deliveries (event_id, subscription, route, due_at, ready_at, created_at, updated_at, max_retries)
 VALUES (?1, ?2, ?3, ?4, ?4, ?5, ?4, ?6) ON CONFLICT DO NOTHING RETURNING event_id;
+
+-- name: events_on
+SELECT id, uid, type, tags, key, title, description, payload, metadata, created_at, priority, max_retries, checksum
+  FROM events WHERE id > ? AND id <= ? ORDER BY id LIMIT ?;
+
+-- name: lead
+SELECT position, log_id, holder, locked, held_until, crashes
+  FROM checkpoints WHERE subscription = ? AND stream = 'events';
+
+-- name: take_lead
+UPDATE checkpoints SET epoch = ?, holder = ?, worker_id = ?, locked = ?, held_until = ?, crashes = ?
+ WHERE subscription = ?;
+
+-- name: keep_lead
+UPDATE checkpoints SET held_until = ? WHERE subscription = ? AND epoch = ?;
+
+-- name: resign
+UPDATE checkpoints SET holder = NULL, locked = 0, held_until = NULL WHERE subscription = ? AND epoch = ?;
+
+-- name: move_lead
+-- The epoch is the fence: whoever was deposed moves nothing.
+UPDATE checkpoints SET position = ?1, moved_at = ?2, crashes = 0
+ WHERE subscription = ?3 AND epoch = ?4 AND position <= ?1;
+
+-- name: rewind
+UPDATE checkpoints
+   SET position = ?, moved_at = ?, epoch = ?, log_id = ?, holder = NULL, locked = 0, held_until = NULL, crashes = 0
+ WHERE subscription = ?;
+
+-- name: bury_followed
+INSERT INTO deliveries (event_id, subscription, route, state, tried, due_at, ready_at, created_at, updated_at, epoch,
+                        attempt, retry_count, max_retries, claimed_at, worker_id, errors, died_at)
+VALUES (?1, ?2, ?3, 2, 2, NULL, ?4, ?4, ?5, ?6, ?7, ?7, ?8, ?5, ?9, ?10, ?5)
+ON CONFLICT (event_id, subscription) DO NOTHING;
+
+-- name: park
+INSERT INTO deliveries (event_id, subscription, route, state, tried, due_at, ready_at, created_at, updated_at,
+                        max_retries)
+VALUES (?1, ?2, ?3, 3, 3, NULL, ?4, ?4, ?5, ?6)
+ON CONFLICT (event_id, subscription) DO NOTHING;
+
+-- name: unpark
+UPDATE deliveries SET state = 0, tried = 0, due_at = ?1, ready_at = ?1, updated_at = ?1, epoch = ?2
+ WHERE event_id = ?3 AND subscription = ?4 AND state = 3
+RETURNING event_id;
+
+-- name: standing
+-- What of an ordered subscription is not done: dead and parked by their state, the rest by the routes they are filed under.
+SELECT d.event_id, e.key, d.state
+  FROM (SELECT event_id, state FROM deliveries WHERE tried IN (2, 3) AND subscription = ?1
+        UNION ALL
+        SELECT v.event_id, v.state FROM deliveries AS v
+         WHERE v.due_at IS NOT NULL AND v.route IN (SELECT id FROM routes WHERE subscription = ?1)) AS d
+  JOIN events AS e ON e.id = d.event_id
+ ORDER BY d.event_id;
+
+-- name: kinds_between
+SELECT type, tags, count(*) FROM events WHERE id > ? AND id <= ? GROUP BY type, tags;

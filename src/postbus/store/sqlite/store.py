@@ -16,7 +16,8 @@ from postbus.pattern import Interest
 from postbus.payload import Draft
 from postbus.store.catalog import Catalog
 from postbus.store.committer import Committer
-from postbus.store.contract import Claim, Finding, Transaction, Watch
+from postbus.store.contract import Claim, Finding, Step, Transaction, Watch
+from postbus.store.following import Following
 from postbus.store.liveness import Liveness, lock
 from postbus.store.migrate import migrate
 from postbus.store.queries import load_migrations
@@ -100,6 +101,7 @@ class SqliteStore(SqlStore):
                     db,
                     lambda drafts: Appending(self._session_anew(db)).append(drafts),
                     lambda: self._leases(self._session_anew(db)),
+                    lambda: Following(self._session_anew(db)),
                 )
                 try:
                     yield tx
@@ -160,6 +162,20 @@ class SqliteStore(SqlStore):
             return won
         with self._read() as session:
             return won._replace(next_due=moment(Reading(session).next_due(session.catalog.select(*key))))
+
+    # ── following ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @contextmanager
+    def _glance(self) -> Generator[Database]:
+        self._usable()
+        with self._reader() as (db, _), decoding(), db.snapshot():
+            yield db
+
+    def _move_lightly(self, step: Step) -> bool:
+        self._usable()
+        moved = (step.position, to_micros(self._clock.now()), step.subscription, step.epoch)
+        with self._committer.hold() as db, translated(self._path), db.unhurried():
+            return db.count("move_lead", moved) == 1
 
     # ── housekeeping ─────────────────────────────────────────────────────────────────────────────────────────────
 

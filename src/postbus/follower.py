@@ -1,0 +1,491 @@
+"""The follower: reads an ordered subscription in its order, one process at a time, and remembers how far it has come.
+
+Reading by position is the only truth: catching up and following live are one loop, and being woken only means to look
+now. Whoever reads holds an epoch; every move of the checkpoint is fenced by it, so that one who was deposed changes
+nothing.
+"""
+
+import asyncio
+import logging
+import os
+import random
+import signal
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from datetime import timedelta
+from typing import Any, Final, Self
+from uuid import uuid4
+
+from postbus.errors import (
+    Conflict,
+    Discard,
+    InvalidRequest,
+    LeaseLost,
+    MaxRetriesExceeded,
+    NotFound,
+    RetryLater,
+    StoreUnavailable,
+    UnsafeStore,
+)
+from postbus.execution import CANCELLED, Context, describe, handler_log
+from postbus.follow import Follow, InstanceMode
+from postbus.leftovers import Leftovers
+from postbus.loop import Loop
+from postbus.model import AttemptError, Delivery, Event, HandlerRecord, Lease, Mode, Stream
+from postbus.observe import probe, tell
+from postbus.store.contract import Ahead, Burial, Lead, Step, Store, Transaction
+
+__all__ = ["Follower"]
+
+STANDBY: Final = 0.2
+LOOK_BEHIND: Final = 0.5
+MOST_READ: Final = 5_000
+SPARSE: Final = 4
+BEATS: Final = 3
+
+
+class _Interrupted(BaseException):
+    """The follower is to stop, or was deposed, while it waits."""
+
+
+class Follower:
+    """Follows one ordered subscription. Started once, stopped once."""
+
+    def __init__(
+        self, store: Store, follow: Follow, *, worker_id: str | None = None, poll_interval: float = 1.0
+    ) -> None:
+        """Follow on a store; the subscription is made if it is not there. Raises Conflict if it is of another mode."""
+        self.follow = follow
+        self.error: Exception | None = None
+        """What has stopped it for good."""
+        self._store = store
+        self._name = follow.name
+        self._handler = follow.handler
+        self._worker_id = worker_id or f"{socket.gethostname()}:{os.getpid()}"
+        self._owner = uuid4().hex
+        self._poll = poll_interval
+        self._lease = timedelta(seconds=follow.lease)
+        self._interests = (follow.handler.interest,)
+        self._limit = follow.batch_size
+        self._lead: Lead | None = None
+        self._held: ExitStack | None = None
+        self._check_held: Any = None
+        self._position = self._saved = 0
+        self._unsaved = self._suspects = self._crashes = 0
+        self._unsaved_since = 0.0
+        self._interrupt = threading.Event()
+        self._stopping = False
+        self._look_behind = 0.0
+        self._chance = random.Random()  # noqa: S311  jitter needs no secrecy
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._runner: asyncio.Runner | None = None
+        self._left = Leftovers(store, follow, self._worker_id, self._owner)
+        self._subscribe()
+        self._watch = store.watch()
+        self._following = Loop(f"follow {self._name}", self._turn, self._watch)
+        self._beating = Loop(f"lead {self._name}", self._beat)
+
+    def _subscribe(self) -> None:
+        """Make the subscription if it is new; let it show the pattern that is followed now."""
+        pattern, tags = self._handler.interest.pattern, sorted(self._handler.interest.tags)
+        found = next((each for each in self._store.subscriptions() if each.name == self._name), None)
+        if found is None:
+            try:
+                found = self._store.create_subscription(
+                    self._name, [pattern], tags, mode=Mode.ORDERED, lease=None, retry=None, start=self.follow.start
+                )
+            except Conflict:  # made by another at this very moment
+                return self._subscribe()
+        if found.mode is not Mode.ORDERED:
+            raise Conflict(f"{self._name!r} is a subscription of mode {found.mode}: choose another name to follow by")
+        if (found.patterns, found.tags) != ((pattern,), tuple(tags)):
+            self._store.set_interests(self._name, [pattern], tags)
+        return None
+
+    # ── running ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def start(self, *, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """Begin; a coroutine handler runs on `loop` if one is given, else on a loop of its own."""
+        self._loop = loop
+        self._following.start()
+        self._beating.start()
+
+    def stop(self, timeout: float | None = None) -> bool:
+        """Let the event that is being handled finish, save the checkpoint, and let another lead.
+
+        Returns whether that was done within `timeout` seconds.
+        """
+        self._stopping = True
+        self._interrupt.set()
+        done = self._following.stop(timeout)
+        self._beating.stop(timeout)
+        if done:
+            self._step_down(resign=True)
+            if self._runner is not None:
+                self._runner.close()
+        self._watch.close()
+        return done
+
+    def run(self) -> None:
+        """Start, and block until SIGINT or SIGTERM, or until it has stopped by itself: then raise why."""
+        asked = threading.Event()
+
+        def ask(_: int, __: object) -> None:
+            asked.set()
+
+        before = {each: signal.signal(each, ask) for each in (signal.SIGINT, signal.SIGTERM)}
+        self.start()
+        try:
+            while self.error is None and not asked.wait(STANDBY):
+                pass
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            self.stop()
+        if self.error is not None:
+            raise self.error
+
+    def __enter__(self) -> Self:
+        """Start."""
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop."""
+        self.stop()
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process is the one that reads."""
+        return self._lead is not None
+
+    def record(self, owner: str) -> HandlerRecord:
+        """Return what is stored of it for people."""
+        interest = self._handler.interest
+        return HandlerRecord(
+            id=self._handler.id,
+            name=self._handler.name,
+            subscription=self._name,
+            pattern=interest.pattern,
+            tags=tuple(sorted(interest.tags)),
+            worker_id=self._worker_id,
+            owner=owner,
+            seen_at=self._store.now(),
+        )
+
+    def has_passed(self, position: int) -> bool:
+        """Return whether a position has been passed, by whichever process leads; one that has stopped passes none."""
+        stand = next((each for each in self._store.checkpoints() if each.subscription == self._name), None)
+        return stand is None or self.error is not None or stand.position >= position
+
+    def is_idle(self) -> bool:
+        """Return whether everything there is has been done, or left behind as dead or parked."""
+        work = self._store.work(self._name, self._interests)
+        head = self._store.span(Stream.EVENTS).head
+        return not (work.due or work.leased or work.retrying) and self.has_passed(head)
+
+    # ── leading ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _turn(self) -> float:
+        if self.error is not None:
+            return self._poll
+        try:
+            lead = self._lead or self._take_over()
+            return STANDBY if lead is None else self._go_on(lead)
+        except LeaseLost as lost:
+            tell(logging.WARNING, "follower_deposed", subscription=self._name, reason=str(lost))
+            self._step_down()
+        except (UnsafeStore, NotFound, MaxRetriesExceeded) as error:
+            self._end(error)
+        except _Interrupted:
+            if self._lead is not None and not self._stopping:
+                self._step_down()
+        return 0.0
+
+    def _end(self, error: Exception) -> None:
+        """Stop for good, loudly: going on would lose something, or is not wanted."""
+        self.error = error
+        tell(logging.ERROR, "follower_stopped", subscription=self._name, reason=str(error))
+        self._step_down(resign=True)
+
+    def _take_over(self) -> Lead | None:
+        single = self.follow.instance is InstanceMode.SINGLE
+        if not single and self._held is None:
+            self._hold()
+        lead = self._store.lead(
+            self._name, self._owner, self._worker_id, self._lease, locked=self._held is not None, single=single
+        )
+        if lead is not None:
+            tell(logging.INFO, "follower_leads", subscription=self._name, position=lead.position, epoch=lead.epoch)
+            self._position = self._saved = lead.position
+            self._unsaved = 0
+            self._crashes = lead.crashes
+            self._suspects = max(self.follow.checkpoint.size, self.follow.batch or 1) if lead.crashes else 0
+            self._look_behind = 0.0
+            self._left.load()
+            if not self._stopping:
+                self._interrupt.clear()
+            self._lead = lead
+        return lead
+
+    def _hold(self) -> None:
+        """Try to hold the lock whose being free tells the others that this process is gone."""
+        held = ExitStack()
+        try:
+            self._check_held = held.enter_context(self._store.hold(f"follower {self._name}"))
+        except (Conflict, InvalidRequest):
+            return
+        self._held = held
+
+    def _step_down(self, *, resign: bool = False) -> None:
+        """Lead no more; what is not saved is repeated, by whoever leads next."""
+        lead, self._lead = self._lead, None
+        try:
+            if lead is not None and resign:
+                self._save(lead)
+                self._store.resign(lead)
+        except (LeaseLost, StoreUnavailable) as error:
+            tell(logging.WARNING, "follower_left", subscription=self._name, reason=str(error))
+        finally:
+            held, self._held = self._held, None
+            if held is not None:
+                held.close()
+
+    def _beat(self) -> float:
+        """Say that the lead is still held; find out if it is not."""
+        lead = self._lead
+        if lead is not None:
+            try:
+                kept = self._store.keep(lead, self._lease)
+                if self._held is not None:
+                    self._check_held()
+                self._left.extend(self._lease)
+            except StoreUnavailable:
+                kept = self._held is None
+            if not kept and self._lead is lead:
+                self._interrupt.set()
+        return self.follow.lease / BEATS
+
+    # ── reading on ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _go_on(self, lead: Lead) -> float:
+        if self._interrupt.is_set():
+            raise _Interrupted
+        behind = time.monotonic() >= self._look_behind
+        if behind:
+            self._look_behind = time.monotonic() + LOOK_BEHIND
+            if self._is_paused():
+                self._save(lead)
+                return self._poll
+            self._handle_left(lead)
+        ahead = self._store.read_on(self._position, self._limit, self._interests)
+        probe("read")
+        if ahead.events:
+            self._handle_all(lead, ahead)
+        self._done(ahead.reached, 0)
+        sparse = ahead.more and len(ahead.events) * SPARSE < self._limit
+        self._limit = min(2 * self._limit, MOST_READ) if sparse else self.follow.batch_size
+        if ahead.more or ahead.events:
+            self._save_if_due(lead)
+            return 0.0
+        return self._save_if_due(lead, idle=True)
+
+    def _is_paused(self) -> bool:
+        found = next((each for each in self._store.subscriptions() if each.name == self._name), None)
+        if found is None:
+            raise NotFound(f"subscription {self._name!r} was deleted")
+        return found.paused
+
+    def _handle_all(self, lead: Lead, ahead: Ahead) -> None:
+        events, start = ahead.events, 0
+        plain = not ahead.damaged
+        while start < len(events):
+            if self._interrupt.is_set():
+                raise _Interrupted
+            size = 1 if self._suspects or not plain else self.follow.batch or 1
+            group = events[start : start + size]
+            start += len(group)
+            self._handle(lead, group, ahead)
+
+    def _handle(self, lead: Lead, group: Sequence[Event], ahead: Ahead) -> None:
+        """Bring a group to its end: done, dead or parked."""
+        last = group[-1].id
+        if self._left.keys:
+            parked = [each for each in group if each.key in self._left.keys]
+            if parked:
+                self._handle_beside(lead, group, parked, ahead)
+                return
+        began = time.perf_counter()
+        errors = self._doomed(group[0], ahead) or self._attempt(lead, group, last)
+        if errors is None:
+            if self._handler.transactional:
+                self._saved_at(last)
+            else:
+                self._done(last, len(group))
+                self._save_if_due(lead)
+        elif len(group) > 1:
+            for each in group:
+                self._handle(lead, [each], ahead)
+        else:
+            self._give_up(lead, group[0], errors, (time.perf_counter() - began) * 1000)
+
+    def _handle_beside(self, lead: Lead, group: Sequence[Event], parked: Sequence[Event], ahead: Ahead) -> None:
+        """Handle what no dead letter of its key stands before; leave the rest for later."""
+        wait = {each.id for each in parked}
+        for each in group:
+            if each.id in wait:
+                self._move(lead, each.id, parked=[each])
+                self._left.add(each)
+            else:
+                self._handle(lead, [each], ahead)
+
+    def _doomed(self, event: Event, ahead: Ahead) -> list[AttemptError] | None:
+        """Return why an event is not to be tried at all, if so."""
+        if event.id in ahead.damaged:
+            return [AttemptError("UnsafeStore", ahead.damaged[event.id], 1, self._worker_id, self._store.now())]
+        allowed = self._allowed(event) + 1
+        if self._crashes < allowed:
+            return None
+        told = f"{self._crashes} processes in a row ended without a word while this event was the next"
+        return [AttemptError("ProcessEnded", told, self._crashes, self._worker_id, self._store.now())]
+
+    def _allowed(self, event: Event) -> int:
+        return self.follow.retry.max_retries if event.max_retries is None else event.max_retries
+
+    def _attempt(self, lead: Lead, group: Sequence[Event], last: int) -> list[AttemptError] | None:
+        """Have a group handled, again while its policy allows; return the error of each attempt if all failed.
+
+        A group of several that fails is not tried again as one: its events come singly then.
+        """
+        errors: list[AttemptError] = []
+        while True:
+            delivery = self._delivery(lead, group[0], len(errors) + 1)
+            try:
+                self._run(lead, group, last, delivery)
+            except (LeaseLost, StoreUnavailable):
+                raise
+            except CANCELLED:
+                raise _Interrupted from None
+            except BaseException as error:  # noqa: BLE001  even SystemExit is only a failed attempt
+                errors.append(describe(error, delivery, self._handler.name))
+                final = isinstance(error, Discard) or len(errors) > self._allowed(group[0]) or len(group) > 1
+                self._tell_failed(delivery, errors[-1], final=final)
+                if final:
+                    return errors
+                chosen = error.delay if isinstance(error, RetryLater) else None
+                delay = chosen or self.follow.retry.delay(len(errors) + 1, self._chance)
+                if self._interrupt.wait(delay.total_seconds()):
+                    raise _Interrupted from None
+            else:
+                return None
+
+    def _run(self, lead: Lead, group: Sequence[Event], last: int, delivery: Delivery) -> None:
+        if not self._handler.transactional:
+            self.call(group, delivery)
+            probe("handled")
+            return
+        with self._store.transaction() as tx:
+            self.call(group, delivery, tx=tx)
+            probe("handled")
+            tx.move(Step(self._name, lead.epoch, last, self._worker_id))
+            probe("checkpointing")
+
+    def call(
+        self, group: Sequence[Event], delivery: Delivery, *, tx: Transaction | None = None, redelivered: bool = False
+    ) -> None:
+        """Call the handler, and wait for it."""
+        if self._handler.wants_context:
+            context = Context(delivery, handler_log(delivery), self._still_leads, redelivered)
+            result = self.follow.call(group, context) if tx is None else self.follow.call(group, ctx=context, tx=tx)
+        else:
+            result = self.follow.call(group) if tx is None else self.follow.call(group, tx=tx)
+        if self._handler.is_async:
+            self._await(result)
+
+    def _await(self, coroutine: Any) -> None:
+        if self._loop is not None:
+            asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+            return
+        if self._runner is None:
+            self._runner = asyncio.Runner()
+        self._runner.run(coroutine)
+
+    def _still_leads(self, _: Delivery) -> None:
+        if self._interrupt.is_set():
+            raise LeaseLost(f"another has taken over {self._name!r}")
+
+    def _delivery(self, lead: Lead, event: Event, attempt: int) -> Delivery:
+        lease = Lease(event.id, self._name, lead.epoch)
+        return Delivery(event, lease, attempt, self.follow.retry, self._worker_id, event.created_at)
+
+    def _tell_failed(self, delivery: Delivery, told: AttemptError, *, final: bool) -> None:
+        tell(
+            logging.WARNING,
+            "attempt_failed",
+            event_id=delivery.id,
+            event_type=delivery.event.type,
+            subscription=self._name,
+            handler=self._handler.name,
+            attempt=delivery.attempt,
+            worker_id=self._worker_id,
+            error_type=told.type,
+            error_message=told.message,
+            then=self.follow.on_error if final else "retry",
+        )
+
+    def _give_up(self, lead: Lead, event: Event, errors: Sequence[AttemptError], ms: float) -> None:
+        if self.follow.on_error == "stop":
+            raise MaxRetriesExceeded(
+                f"{self._name!r} stopped before event {event.id} ({event.type}) after {len(errors)} attempts: "
+                f"{errors[-1].type}: {errors[-1].message}"
+            )
+        self._move(lead, event.id, buried=[Burial(event, errors, ms)])
+        if self.follow.on_error == "park_key" and event.key is not None:
+            self._left.add(event)
+
+    # ── the checkpoint ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def _done(self, position: int, count: int) -> None:
+        if position > self._position:
+            if not self._unsaved:
+                self._unsaved_since = time.monotonic()
+            self._position = position
+            self._unsaved += count
+
+    def _save_if_due(self, lead: Lead, *, idle: bool = False) -> float:
+        """Save the checkpoint when it is time; return how long to wait if there is nothing else to do."""
+        mode = self.follow.checkpoint
+        if self._position > self._saved:
+            left = mode.max_delay - (time.monotonic() - self._unsaved_since)
+            if self._unsaved >= mode.size or self._suspects or left <= 0 or (idle and not self._unsaved):
+                self._save(lead)
+            elif idle:
+                return min(left, self._poll)
+        return self._poll
+
+    def _save(self, lead: Lead) -> None:
+        if self._position > self._saved:
+            probe("checkpointing")
+            self._move(lead, self._position)
+
+    def _move(self, lead: Lead, position: int, *, buried: Sequence[Burial] = (), parked: Sequence[Event] = ()) -> None:
+        self._store.move(Step(self._name, lead.epoch, position, self._worker_id, buried, parked))
+        self._saved_at(position)
+
+    def _saved_at(self, position: int) -> None:
+        self._position = self._saved = position
+        self._unsaved = self._crashes = 0
+        self._suspects = max(0, self._suspects - 1)
+
+    # ── what was left behind ─────────────────────────────────────────────────────────────────────────────────────
+
+    def _handle_left(self, lead: Lead) -> None:
+        """Handle what operators retry, and what it stood before."""
+        while (delivery := self._left.next()) is not None:
+            self._save(lead)
+            self._left.settle(delivery, self)
+            if self._interrupt.is_set():
+                raise _Interrupted

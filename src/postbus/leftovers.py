@@ -1,0 +1,140 @@
+"""What a follower has left behind: dead letters that are retried, and events parked behind a dead one of their key."""
+
+import random
+import time
+from collections import deque
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Final, Protocol
+
+from postbus.errors import Discard, LeaseLost, RetryLater, StoreUnavailable
+from postbus.execution import CANCELLED, describe
+from postbus.follow import Follow
+from postbus.model import Dead, Delivery, Done, Event, Retry, State
+from postbus.store.contract import Claim, Settled, Settlement, Store, Transaction
+
+__all__ = ["Leftovers"]
+
+LOOK_AGAIN: Final = 1.0
+
+
+class _Caller(Protocol):
+    def call(
+        self, group: Sequence[Event], delivery: Delivery, *, tx: Transaction | None = None, redelivered: bool = False
+    ) -> None:
+        """Call the handler, and wait for it."""
+        ...
+
+
+class Leftovers:
+    """Runs them one at a time, between positions, as deliveries like any other: claimed, settled, retried, dead.
+
+    Of a key, only the first that is left may be due; the others are parked, and the next is freed when it is done.
+    """
+
+    def __init__(self, store: Store, follow: Follow, worker_id: str, owner: str) -> None:
+        """Look after what one follower left; only whoever leads does so."""
+        self._store = store
+        self._follow = follow
+        self._worker_id = worker_id
+        self._claim = Claim(follow.name, worker_id, owner, lease=timedelta(seconds=follow.lease), policy=follow.retry)
+        self._running: Delivery | None = None
+        self._chance = random.Random()  # noqa: S311  jitter needs no secrecy
+        self._looked = 0.0
+        self.keys: dict[str, deque[int]] = {}
+        """By key: the events left of it, in order. While there are any, later ones of it must wait."""
+
+    def load(self) -> None:
+        """See what is left, and free the first of each key if it is parked: what stood before it is gone."""
+        self._looked = time.monotonic()
+        if self._follow.on_error != "park_key":
+            return
+        keys: dict[str, deque[int]] = {}
+        free: list[int] = []
+        for event_id, key, state in self._store.standing(self._follow.name):
+            if key is not None:
+                if key not in keys and state is State.PARKED:
+                    free.append(event_id)
+                keys.setdefault(key, deque()).append(event_id)
+        self._store.unpark(self._follow.name, free, self._worker_id)
+        self.keys = keys
+
+    def add(self, event: Event) -> None:
+        """Have what follows of an event's key wait for it."""
+        if event.key is not None:
+            self.keys.setdefault(event.key, deque()).append(event.id)
+
+    def next(self) -> Delivery | None:
+        """Claim what is due of what is left."""
+        if self.keys and time.monotonic() - self._looked > LOOK_AGAIN:
+            self.load()
+        return next(iter(self._store.claim(self._claim).deliveries), None)
+
+    def extend(self, lease: timedelta) -> None:
+        """Keep the lease on what is running."""
+        running = self._running
+        if running is not None:
+            self._store.extend([running.lease], lease)
+
+    def settle(self, delivery: Delivery, caller: _Caller) -> None:
+        """Have a delivery handled, and record how it went."""
+        self._running = delivery
+        try:
+            ended = self._handled(delivery, caller)
+        finally:
+            self._running = None
+        if ended:
+            self._free_next(delivery.event)
+
+    def _handled(self, delivery: Delivery, caller: _Caller) -> bool:
+        """Return whether it is done."""
+        began = time.perf_counter()
+        try:
+            if self._follow.handler.transactional:
+                with self._store.transaction() as tx:
+                    caller.call([delivery.event], delivery, tx=tx, redelivered=True)
+                    done = Settlement(delivery.lease, Done(), self._worker_id, execution_time_ms=_since(began))
+                    _require(tx.settle(done), delivery)
+            else:
+                caller.call([delivery.event], delivery, redelivered=True)
+                self._store.settle(
+                    [Settlement(delivery.lease, Done(), self._worker_id, execution_time_ms=_since(began))]
+                )
+        except StoreUnavailable:
+            raise
+        except (LeaseLost, *CANCELLED):
+            return False
+        except BaseException as error:  # noqa: BLE001  even SystemExit is only a failed attempt
+            outcome = self._outcome(delivery, error)
+            self._store.settle([Settlement(delivery.lease, outcome, self._worker_id, execution_time_ms=_since(began))])
+            return False
+        return True
+
+    def _outcome(self, delivery: Delivery, error: BaseException) -> Retry | Dead:
+        told = describe(error, delivery, self._follow.handler.name)
+        if isinstance(error, Discard) or delivery.attempt > delivery.max_retries:
+            return Dead(told)
+        if isinstance(error, RetryLater):
+            return Retry(error.delay, told)
+        return Retry(self._follow.retry.delay(delivery.attempt + 1, self._chance), told)
+
+    def _free_next(self, event: Event) -> None:
+        """Let the next of a key go, now that one is done."""
+        waiting = self.keys.get(event.key) if event.key is not None else None
+        if waiting is None:
+            return
+        if event.id in waiting:
+            waiting.remove(event.id)
+        if waiting:
+            self._store.unpark(self._follow.name, [waiting[0]], self._worker_id)
+        else:
+            del self.keys[str(event.key)]
+
+
+def _require(settled: Settled, delivery: Delivery) -> None:
+    if settled is not Settled.APPLIED:
+        raise LeaseLost(f"the lease on event {delivery.id} has passed to another")
+
+
+def _since(began: float) -> float:
+    return (time.perf_counter() - began) * 1000
