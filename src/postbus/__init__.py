@@ -22,6 +22,8 @@ from postbus.errors import (
     UnsafeStore,
 )
 from postbus.execution import Context
+from postbus.follow import CheckpointMode, InstanceMode
+from postbus.follower import Follower
 from postbus.model import AttemptError, DeadLetter, Delivery, Event, LogEntry, NewEvent, Page, Status, Subscription
 from postbus.retry import RetryPolicy
 from postbus.store import open_store
@@ -30,6 +32,7 @@ __all__ = [
     "AsyncEventBus",
     "AttemptError",
     "Breaker",
+    "CheckpointMode",
     "Clock",
     "Conflict",
     "Context",
@@ -40,6 +43,8 @@ __all__ = [
     "Event",
     "EventBus",
     "EventBusShutdownError",
+    "Follower",
+    "InstanceMode",
     "InvalidEventError",
     "InvalidPayloadError",
     "InvalidRequest",

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, Unpack
 
-from postbus.bus import EventBus, F, HandlerOptions
+from postbus.bus import EventBus, F, FollowOptions, HandlerOptions
 from postbus.dlq import DeadLetters
 from postbus.errors import EventBusShutdownError
 from postbus.model import Event, NewEvent
@@ -69,6 +69,7 @@ class _AsyncSubscriptions(_Wrapper[Subscriptions]):
     create = _awaited(Subscriptions.create)
     pause = _awaited(Subscriptions.pause)
     resume = _awaited(Subscriptions.resume)
+    rewind = _awaited(Subscriptions.rewind)
     delete = _awaited(Subscriptions.delete)
 
 
@@ -97,6 +98,7 @@ class AsyncEventBus(_Wrapper[EventBus]):
     subscribe = _awaited(EventBus.subscribe)
     unsubscribe = _awaited(EventBus.unsubscribe)
     wait_idle = _awaited(EventBus.wait_idle)
+    wait_for = _awaited(EventBus.wait_for)
     poll = _awaited(EventBus.poll)
     poll_many = _awaited(EventBus.poll_many)
     finalize = _awaited(EventBus.finalize)
@@ -115,6 +117,10 @@ class AsyncEventBus(_Wrapper[EventBus]):
     def on(self, pattern: str, **options: Unpack[HandlerOptions]) -> Callable[[F], F]:
         """Have the decorated function handle the events a pattern covers; not awaited, since it decorates."""
         return self.wrapped.on(pattern, **options)
+
+    def follow(self, subscriber_id: str, pattern: str = "*", **options: Unpack[FollowOptions]) -> Callable[[F], F]:
+        """Have the decorated function see every event a pattern covers, in order; see EventBus.follow."""
+        return self.wrapped.follow(subscriber_id, pattern, **options)
 
     async def publish(self, *args: Any, connection: Any = None, **fields: Any) -> Event:
         """Store an event; see EventBus.publish. `connection` may also be an awaited psycopg or SQLAlchemy one."""

@@ -77,7 +77,7 @@ class Follower:
         self._unsaved = self._suspects = self._crashes = 0
         self._unsaved_since = 0.0
         self._interrupt = threading.Event()
-        self._stopping = False
+        self._stopping = self._paused = False
         self._look_behind = 0.0
         self._chance = random.Random()  # noqa: S311  jitter needs no secrecy
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -225,6 +225,7 @@ class Follower:
             self._crashes = lead.crashes
             self._suspects = max(self.follow.checkpoint.size, self.follow.batch or 1) if lead.crashes else 0
             self._look_behind = 0.0
+            self._paused = True  # as long as it is not known
             self._left.load()
             if not self._stopping:
                 self._interrupt.clear()
@@ -274,13 +275,8 @@ class Follower:
     def _go_on(self, lead: Lead) -> float:
         if self._interrupt.is_set():
             raise _Interrupted
-        behind = time.monotonic() >= self._look_behind
-        if behind:
-            self._look_behind = time.monotonic() + LOOK_BEHIND
-            if self._is_paused():
-                self._save(lead)
-                return self._poll
-            self._handle_left(lead)
+        if self._paused and not self._may_go_on(lead):
+            return self._poll
         ahead = self._store.read_on(self._position, self._limit, self._interests)
         probe("read")
         if ahead.events:
@@ -288,16 +284,21 @@ class Follower:
         self._done(ahead.reached, 0)
         sparse = ahead.more and len(ahead.events) * SPARSE < self._limit
         self._limit = min(2 * self._limit, MOST_READ) if sparse else self.follow.batch_size
-        if ahead.more or ahead.events:
-            self._save_if_due(lead)
-            return 0.0
-        return self._save_if_due(lead, idle=True)
+        busy = ahead.more or bool(ahead.events)
+        pause = self._save_if_due(lead, idle=not busy)
+        if time.monotonic() >= self._look_behind:
+            self._look_behind = time.monotonic() + LOOK_BEHIND
+            if self._may_go_on(lead):
+                self._handle_left(lead)
+        return 0.0 if busy else pause
 
-    def _is_paused(self) -> bool:
-        found = next((each for each in self._store.subscriptions() if each.name == self._name), None)
-        if found is None:
-            raise NotFound(f"subscription {self._name!r} was deleted")
-        return found.paused
+    def _may_go_on(self, lead: Lead) -> bool:
+        """Return whether to go on; raise LeaseLost where another leads, or somebody rewound."""
+        paused = self._store.is_paused(lead)
+        if paused and not self._paused:
+            self._save(lead)
+        self._paused = paused
+        return not paused
 
     def _handle_all(self, lead: Lead, ahead: Ahead) -> None:
         events, start = ahead.events, 0

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Final, Literal
 
 from postbus.errors import Conflict, InvalidRequest, NotFound
@@ -11,7 +11,7 @@ from postbus.model import Mode, Subscription
 from postbus.observe import tell
 from postbus.pattern import check_pattern
 from postbus.retry import RetryPolicy
-from postbus.store.contract import Store
+from postbus.store.contract import Rewound, Store
 
 __all__ = ["Subscriptions"]
 
@@ -87,6 +87,14 @@ class Subscriptions:
     def resume(self, name: str) -> None:
         """Have it claimed from again."""
         self._store.pause_subscription(name, paused=False)
+
+    def rewind(self, name: str, to: int | datetime | Literal["beginning", "now"], *, dry_run: bool = False) -> Rewound:
+        """Have an ordered subscription go on after an id, from a moment, from the beginning, or from now on.
+
+        Tells how many events are handled again, and how many of its dead and parked ones are discarded since their
+        events come again; with `dry_run` it only tells. Whoever reads it begins there at once.
+        """
+        return self._store.rewind(name, to, self._actor, dry_run=dry_run)
 
     def delete(self, name: str) -> int:
         """Remove it and its unfinished deliveries, each recorded in the audit log; return how many there were."""

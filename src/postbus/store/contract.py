@@ -434,6 +434,10 @@ class Store(Protocol):
         """Let a lead run `lease` from now; False if another leads."""
         ...
 
+    def is_paused(self, lead: Lead) -> bool:
+        """Return whether the subscription is paused; raise LeaseLost if another leads, NotFound if it is gone."""
+        ...
+
     def resign(self, lead: Lead) -> None:
         """Let another lead; if one does already, nothing changes."""
         ...

@@ -223,6 +223,13 @@ class Followed(ABC):
     def keep(self, lead: Lead, lease: timedelta) -> bool:
         return self._write(lambda session: Following(session).keep(lead.subscription, lead.epoch, lease))
 
+    def is_paused(self, lead: Lead) -> bool:
+        with self._read() as session:
+            subscription = session.catalog.subscription(lead.subscription)
+            if session.db.value("reader", (lead.subscription,)) != lead.epoch:
+                raise deposed(lead.subscription)
+            return subscription.paused
+
     def resign(self, lead: Lead) -> None:
         self._write(lambda session: session.db.run("resign", (lead.subscription, lead.epoch)))
         self._wake()
