@@ -225,10 +225,11 @@ class EventBus:
 
     def _wait_settled(self, event: Event, names: tuple[str, ...], timeout: float | None) -> Event:
         followers = self._followers.values()
-        if not self._signal().wait_for(
-            lambda: self.store.settled(event.id, names) and all(each.has_passed(event.id) for each in followers),
-            timeout,
-        ):
+
+        def over() -> bool:
+            return self.store.settled(event.id, names) and all(each.has_passed(event.id) for each in followers)
+
+        if not self._signal().wait_for(over, timeout):
             raise TimeoutError(f"event {event.id} was not settled within {timeout} s; it stays published")
         return self.get(event.id, subscription=names[0] if names else "default")
 

@@ -78,6 +78,8 @@ class Follower:
         self._unsaved_since = 0.0
         self._interrupt = threading.Event()
         self._stopping = self._paused = False
+        self._single = follow.instance is InstanceMode.SINGLE
+        self._alive = ExitStack()
         self._look_behind = 0.0
         self._chance = random.Random()  # noqa: S311  jitter needs no secrecy
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -110,6 +112,7 @@ class Follower:
     def start(self, *, loop: asyncio.AbstractEventLoop | None = None) -> None:
         """Begin; a coroutine handler runs on `loop` if one is given, else on a loop of its own."""
         self._loop = loop
+        self._alive.enter_context(self._store.mark_alive(self._owner))
         self._following.start()
         self._beating.start()
 
@@ -126,6 +129,7 @@ class Follower:
             self._step_down(resign=True)
             if self._runner is not None:
                 self._runner.close()
+            self._alive.close()
         self._watch.close()
         return done
 
@@ -197,6 +201,7 @@ class Follower:
             return STANDBY if lead is None else self._go_on(lead)
         except LeaseLost as lost:
             tell(logging.WARNING, "follower_deposed", subscription=self._name, reason=str(lost))
+            self._single = False  # two that are each the only one must not depose each other for ever
             self._step_down()
         except (UnsafeStore, NotFound, MaxRetriesExceeded) as error:
             self._end(error)
@@ -212,11 +217,10 @@ class Follower:
         self._step_down(resign=True)
 
     def _take_over(self) -> Lead | None:
-        single = self.follow.instance is InstanceMode.SINGLE
-        if not single and self._held is None:
+        if self.follow.instance is InstanceMode.COORDINATED and self._held is None:
             self._hold()
         lead = self._store.lead(
-            self._name, self._owner, self._worker_id, self._lease, locked=self._held is not None, single=single
+            self._name, self._owner, self._worker_id, self._lease, locked=self._held is not None, single=self._single
         )
         if lead is not None:
             tell(logging.INFO, "follower_leads", subscription=self._name, position=lead.position, epoch=lead.epoch)

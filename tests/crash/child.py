@@ -16,7 +16,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from postbus import Context, Discard, Event, EventBus, LeaseLost, NewEvent, PostbusError, RetryPolicy, StoreUnavailable
+from postbus import (
+    CheckpointMode,
+    Context,
+    Discard,
+    Event,
+    EventBus,
+    Follower,
+    LeaseLost,
+    NewEvent,
+    PostbusError,
+    RetryPolicy,
+    StoreUnavailable,
+)
 from postbus.observe import set_probe
 from postbus.store.contract import Transaction
 from tests.crash import plants
@@ -220,6 +232,48 @@ def drain(config: Config) -> None:
         bus.wait_idle(timeout=100)
 
 
+def seeing(config: Config) -> Callable[..., None]:
+    """Return a follower's handler that writes down each event it sees; a transactional one, in a table too."""
+
+    def see(event: Event, tx: Transaction | None = None) -> None:
+        if tx is not None:
+            tx.execute(f"INSERT INTO effects VALUES ({event.id:d})")  # noqa: S608  a number, in any dialect
+        note(config["executions"], [event.id, os.getpid()])
+        if event.payload["do"] == "die":
+            die()
+        PAUSE.wait(config.get("pace", 0))
+
+    def see_each(event: Event) -> None:
+        see(event)
+
+    def see_all(events: list[Event]) -> None:
+        for event in events:
+            see(event)
+
+    def count_all(events: list[Event], tx: Transaction) -> None:
+        for event in events:
+            see(event, tx)
+
+    if config["follow"].get("batch"):
+        return count_all if config.get("transactional") else see_all
+    return see if config.get("transactional") else see_each
+
+
+def follow(config: Config) -> None:
+    """Follow until told to stop."""
+    bus = EventBus(config["url"], poll_interval=0.2)
+    options = dict(config["follow"])
+    if "size" in options:
+        options["checkpoint"] = CheckpointMode.batched(options.pop("size"), 0.2)
+    bus.follow("trial", "trial.*", **options)(seeing(config))
+    if config.get("forced"):  # one that deposes whoever leads, again and again
+        setattr(Follower, "_single", property(lambda _: True, lambda *_: None))  # noqa: B010  no such word of the class's own
+    bus.start()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(not bus.shutdown()))
+    tell(ready=True)
+    bus.run()
+
+
 def hold(config: Config) -> None:
     """Claim with `poll_many`, as soon as there is something; at a word from the test, finalize; tell how each went."""
     bus = opened(config)
@@ -300,7 +354,7 @@ def _publish_big(bus: EventBus, config: Config, number: int) -> None:
     note(config["journal"], {"ack": [[event.id, uid]]})
 
 
-ROLES = {each.__name__: each for each in (live, publish, work, drain, hold, contend, fill)}
+ROLES = {each.__name__: each for each in (live, publish, work, drain, follow, hold, contend, fill)}
 
 
 def play(config: Config) -> None:

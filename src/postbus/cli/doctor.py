@@ -12,9 +12,10 @@ from rich.text import Text
 
 from postbus.cli.console import Output, age, emit, line, many, stderr
 from postbus.cli.options import Format, Url, existing_store
+from postbus.cli.subscriptions import left_behind
 from postbus.config import Settings
-from postbus.errors import SchemaMismatch, UnsafeStore
-from postbus.model import HandlerRecord, Stats, Status
+from postbus.errors import NotFound, SchemaMismatch, UnsafeStore
+from postbus.model import Checkpoint, HandlerRecord, Mode, State, Stats, Status, Subscription
 from postbus.store import Store, shown
 from postbus.store.contract import Finding
 from postbus.upkeep import recover
@@ -35,7 +36,7 @@ def doctor(
     url: Url = None,
     output: Format = Output.TABLE,
 ) -> None:
-    """Look for what is wrong: damage, unsafe settings, events nobody handles, lost workers, dead letters."""
+    """Look for what is wrong: damage, unsafe settings, events nobody handles or reads, lost workers, dead letters."""
     findings = list(_examine(url, deep=deep, mend=mend))
     emit(output, findings, lambda: map(_view, findings))
     if not all(each.ok for each in findings):
@@ -54,6 +55,7 @@ def _examine(url: str | None, *, deep: bool, mend: bool) -> Iterator[Finding]:
             yield from patient.unhandled()
             yield from patient.lost_handlers()
             yield from patient.lost_leases()
+            yield from patient.followers()
             yield from patient.paused()
             yield from patient.dead()
     except SchemaMismatch as error:
@@ -84,6 +86,11 @@ class _Patient:
         """The bus in figures, counted once."""
         return self.store.stats()
 
+    @cached_property
+    def stands(self) -> dict[str, Checkpoint]:
+        """How far those that read by position have come, by name."""
+        return {each.subscription: each for each in self.stats.checkpoints}
+
     def mend(self) -> None:
         """Do what the upkeep of a running worker would do, and forget handlers whose process is gone."""
         policy = Settings.load().retry
@@ -98,6 +105,8 @@ class _Patient:
             place = "" if subscription == "default" else f' in subscription "{subscription}"'
             option = "" if subscription == "default" else f', subscription="{subscription}"'
             how = f'add @bus.on("{kinds}"{option}) to a module, then: postbus worker MODULE:BUS'
+            if subscription in self.stands:
+                how = "they were retried: start the program that reads it"
             yield _wrong("handlers", f"{many(count, 'event')} nobody handles: {kinds}{place}", how)
         if not self.stats.unhandled:
             yield Finding("handlers", ok=True, message="every pending event has a handler")
@@ -137,19 +146,73 @@ class _Patient:
         )  # fmt: skip
         return sum(state.lease_expired for event in page for state in event.deliveries if state.subscription == name)
 
+    def followers(self) -> Iterator[Finding]:
+        """Find positions that mean nothing in this log, and followers that lag while nobody reads."""
+        wrong = False
+        for each in self.store.subscriptions():
+            stand = self.stands.get(each.name)
+            if stand is not None and (finding := self._misplaced(each, stand) or self._left_alone(each, stand)):
+                wrong = True
+                yield finding
+        if self.stands and not wrong:
+            message = f"{many(len(self.stands), 'checkpoint')}, none lost, none left alone"
+            yield Finding("followers", ok=True, message=message)
+
+    def _misplaced(self, each: Subscription, stand: Checkpoint) -> Finding | None:
+        span = self.store.span(stand.stream)
+        where = f"{each.name} stands at {stand.position:,}"
+        how = f"look at what it has done, then: postbus subscriptions rewind {each.name} --to ID{self.again}"
+        if each.mode is Mode.SPARK:
+            how = f"postbus subscriptions delete {each.name}{self.again}, and start its query anew"
+        if stand.log_id != span.log_id:
+            return _wrong("followers", f"{where} of another log: the store was restored or replaced", how)
+        if stand.position > span.head and not self._is_there(stand):
+            return _wrong("followers", f"{where}, beyond the last event at {span.head:,}: an old backup?", how)
+        if stand.position < span.pruned:
+            return _wrong("followers", f"{where}, and everything up to {span.pruned:,} was pruned", how)
+        return None
+
+    def _is_there(self, stand: Checkpoint) -> bool:
+        """Return whether a position beyond the head is one that an open transaction merely holds back."""
+        try:
+            self.store.get(stand.position, "default")
+        except NotFound:
+            return False
+        return True
+
+    def _left_alone(self, each: Subscription, stand: Checkpoint) -> Finding | None:
+        """Tell of a follower that has something to do, may do it, and that nobody reads."""
+        if each.mode is not Mode.ORDERED or each.paused or not stand.lag or stand.worker_id is not None:
+            return None
+        moved = age(self.store.now() - stand.moved_at)
+        waits = "" if stand.waiting is None else f", for {age(stand.waiting)}"
+        return _wrong(
+            "followers",
+            f"{each.name} is {many(stand.lag, 'position')} behind{waits}, and nobody reads it; it moved {moved} ago",
+            "start the program that follows it; if it is not wanted any more: "
+            f"postbus subscriptions delete {each.name}{self.again}",
+        )
+
     def paused(self) -> Iterator[Finding]:
         """Find subscriptions that are paused while events wait."""
-        waiting = {each.name: each.pending for each in self.stats.subscriptions}
+        waiting = {each.name: many(each.pending, "event") for each in self.stats.subscriptions if each.pending}
+        waiting |= {each.subscription: many(each.lag, "position") for each in self.stands.values() if each.lag}
         for each in self.store.subscriptions():
-            if each.paused and (count := waiting.get(each.name)):
-                how = f'in Python: bus.subscriptions.resume("{each.name}")'
-                yield _wrong("paused", f"subscription {each.name} is paused, {many(count, 'event')} waiting", how)
+            if each.paused and each.name in waiting:
+                how = f"postbus subscriptions resume {each.name}{self.again}"
+                yield _wrong("paused", f"subscription {each.name} is paused, {waiting[each.name]} waiting", how)
 
     def dead(self) -> Iterator[Finding]:
-        """Find dead letters."""
+        """Find dead letters, and what is parked behind them."""
         how = f"postbus dlq list{self.again}, then postbus dlq retry ID or dlq purge"
-        found = [each for each in self.stats.subscriptions if each.dead]
-        yield from (_wrong("dead letters", f"{each.dead:,} in subscription {each.name}", how) for each in found)
+        found = {each.name: (each.dead, 0) for each in self.stats.subscriptions}
+        for name in self.stands:
+            left = left_behind(self.store, name)
+            found[name] = left[State.DEAD], left[State.PARKED]
+        found = {name: counts for name, counts in found.items() if any(counts)}
+        for name, (dead, parked) in found.items():
+            behind = f", {many(parked, 'event')} parked behind" if parked else ""
+            yield _wrong("dead letters", f"{dead:,} in subscription {name}{behind}", how)
         if not found:
             yield Finding("dead letters", ok=True, message="none")
 

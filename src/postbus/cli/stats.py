@@ -16,7 +16,11 @@ RATES: Final = ("published", "COMPLETED", "COMPLETED_WITH_ERRORS", "FAILED", "EX
 
 
 def stats(*, url: Url = None, output: Format = Output.TABLE) -> None:
-    """Show the bus in figures: how much waits, runs, is done and is dead, and what happened in the last minute."""
+    """Show the bus in figures: how much waits, runs, is done and is dead, and what happened in the last minute.
+
+    Of those that read by position: how far each has come, how many positions are left (LAG), how long the first of
+    these has waited, who reads, and when the position last moved.
+    """
     with existing_store(url) as store:
         found, where = store.stats(), store.url
     emit(output, found, lambda: _view(found, where))
@@ -32,6 +36,15 @@ def _view(found: Stats, where: str) -> Iterator[RenderableType]:
             for each in found.subscriptions
         ),
     )  # fmt: skip
+    if found.checkpoints:
+        yield line("")
+        yield table(
+            "SUBSCRIPTION  STREAM  POSITION  LAG  WAITS  READ BY  MOVED",
+            (
+                (each.subscription, each.stream, each.position, each.lag, each.waiting, each.worker_id, each.moved_at)
+                for each in found.checkpoints
+            ),
+        )
     last = ", ".join(f"{found.rates[name]:,.0f} {name.lower()}" for name in RATES if found.rates.get(name))
     yield line(f"\nIn the last minute: {last or 'nothing'}".replace("_", " "))
     for holder in found.holders:

@@ -1,43 +1,276 @@
-"""`postbus subscriptions`: the named consumer groups over the log."""
+"""`postbus subscriptions`: the named consumer groups over the log: look, pause, rewind, delete."""
 
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
-from typing import Any
+from datetime import datetime
+from typing import Annotated, Any, Final, Literal
 
 import typer
+from rich.console import RenderableType
 
-from postbus.cli.console import Output, emit, table
-from postbus.cli.options import Format, Url, existing_store
-from postbus.model import HandlerRecord, Subscription, SubscriptionStats
+from postbus.cli.console import Output, confirm, emit, line, many, say, stderr, table
+from postbus.cli.dlq import ACTOR
+from postbus.cli.options import DryRun, Format, Url, Yes, existing_store, parse_moment
+from postbus.errors import InvalidRequest, NotFound
+from postbus.model import Checkpoint, Mode, State, Stream, Subscription
+from postbus.store import Store
+from postbus.store.contract import Rewound
 
-__all__ = ["group"]
+__all__ = ["group", "left_behind"]
+
+LEFT: Final = {State.PENDING: "pending", State.LEASED: "processing", State.DEAD: "dead", State.PARKED: "parked"}
+MOST_NAMED: Final = 20
+QUEUES: Final = "NAME  MODE  WANTS  TAGS  PAUSED  LEASE  RETRIES  HANDLERS  PENDING  PROCESSING  DEAD"
+READERS: Final = "NAME  MODE  WANTS  TAGS  PAUSED  POSITION  LAG  WAITS  READ BY  LEASE LEFT  DEAD  PARKED"
 
 group = typer.Typer(name="subscriptions", no_args_is_help=True, epilog="Example: postbus subscriptions list")
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The subscription's name.", show_default=False)]
+To = Annotated[
+    str,
+    typer.Option(
+        "--to",
+        metavar="ID|MOMENT|beginning|now",
+        help="Go on after this id, from this moment, from the first event there is, or with the next one published.",
+        show_default=False,
+    ),
+]
 
 
 @group.callback()
 def subscriptions() -> None:
-    """Look at the named consumer groups over the log."""
+    """Look at the named consumer groups over the log, pause, rewind and delete them."""
 
 
 @group.command("list", epilog="Example: postbus subscriptions list -o json")
 def list_subscriptions(*, url: Url = None, output: Format = Output.TABLE) -> None:
-    """List subscriptions: what each wants, who handles it, and how much is left."""
+    """List subscriptions: what each wants, how far it has come, who is at it, and how much is left.
+
+    Of those that read by position, LAG is how many positions they are behind the last event, WAITS how long the first
+    of these has waited. READ BY is the process that reads, alone, while its lease is kept up; dead and parked events
+    are those it has left behind.
+    """
     with existing_store(url) as store:
-        handlers, depth = store.handlers(), {each.name: each for each in store.stats().subscriptions}
-        rows = [_row(each, depth.get(each.name), handlers) for each in store.subscriptions()]
-    columns = "NAME  MODE  WANTS  TAGS  PAUSED  LEASE  RETRIES  HANDLERS  PENDING  PROCESSING  DEAD"
-    emit(output, rows, lambda: [table(columns, map(_cells, rows))])
+        rows, now = _rows(store, store.subscriptions()), store.now()
+    emit(output, rows, lambda: _tables(rows, now))
 
 
-def _row(each: Subscription, depth: SubscriptionStats | None, handlers: tuple[HandlerRecord, ...]) -> dict[str, Any]:
-    mine = sorted({handler.pattern for handler in handlers if handler.subscription == each.name})
-    left = {name: getattr(depth, name, None) for name in ("pending", "processing", "dead")}
-    return asdict(each) | {"handlers": mine} | left
+def _rows(store: Store, wanted: Iterable[Subscription]) -> list[dict[str, Any]]:
+    """Return all that is told of subscriptions."""
+    found, handlers = store.stats(), store.handlers()
+    depth = {each.name: (each.pending, each.processing, each.dead, 0) for each in found.subscriptions}
+    stands = {each.subscription: each for each in found.checkpoints}
+    rows: list[dict[str, Any]] = []
+    for each in wanted:
+        mine = sorted({handler.pattern for handler in handlers if handler.subscription == each.name})
+        left = left_behind(store, each.name) if each.mode is not Mode.QUEUE else None
+        counts = depth.get(each.name, (0,) * len(LEFT)) if left is None else (left[state] for state in LEFT)
+        unfinished = dict(zip(LEFT.values(), counts, strict=True))
+        rows.append(asdict(each) | {"handlers": mine} | unfinished | {"checkpoint": stands.get(each.name)})
+    return rows
 
 
-def _cells(row: dict[str, Any]) -> tuple[object, ...]:
+def left_behind(store: Store, name: str) -> Counter[State]:
+    """Count what a subscription that reads by position has passed and not done, by state."""
+    return Counter(state for *_, state in store.standing(name))
+
+
+def _tables(rows: list[dict[str, Any]], now: datetime) -> Iterator[RenderableType]:
+    queues = [row for row in rows if row["mode"] is Mode.QUEUE]
+    readers = [row for row in rows if row["mode"] is not Mode.QUEUE]
+    if queues:
+        yield table(QUEUES, map(_queue, queues))
+    if queues and readers:
+        yield line("")
+    if readers:
+        yield table(READERS, (_reader(row, now) for row in readers))
+
+
+def _queue(row: dict[str, Any]) -> tuple[object, ...]:
     retries = str(row["retry"]["max_retries"]) if row["retry"] else "the bus's"
-    wants = (" ".join(row[part]) for part in ("patterns", "tags"))
     depth = (row["pending"], row["processing"], row["dead"])
     lease = row["lease"] or "the bus's"
-    return (row["name"], row["mode"], *wants, row["paused"], lease, retries, " ".join(row["handlers"]), *depth)
+    return (*_wants(row), lease, retries, " ".join(row["handlers"]), *depth)
+
+
+def _reader(row: dict[str, Any], now: datetime) -> tuple[object, ...]:
+    stand: Checkpoint | None = row["checkpoint"]
+    if stand is None:
+        return (*_wants(row), *(None,) * 5, row["dead"], row["parked"])
+    left = None if stand.held_until is None else stand.held_until - now
+    return (*_wants(row), stand.position, stand.lag, stand.waiting, stand.worker_id, left, row["dead"], row["parked"])
+
+
+def _wants(row: dict[str, Any]) -> tuple[object, ...]:
+    return row["name"], row["mode"], " ".join(row["patterns"]), " ".join(row["tags"]), row["paused"]
+
+
+@group.command(epilog="Example: postbus subscriptions pause sales")
+def pause(name: Name, *, url: Url = None, output: Format = Output.TABLE) -> None:
+    """Have nothing more taken from a subscription until it is resumed. What is being handled is finished.
+
+    Events wait meanwhile, none is lost. A Spark stream reads on all the same: stop its query instead.
+    """
+    _set_paused(name, paused=True, url=url, output=output)
+
+
+@group.command(epilog="Example: postbus subscriptions resume sales")
+def resume(name: Name, *, url: Url = None, output: Format = Output.TABLE) -> None:
+    """Have a paused subscription go on where it stands."""
+    _set_paused(name, paused=False, url=url, output=output)
+
+
+def _set_paused(name: str, *, paused: bool, url: str | None, output: Output) -> None:
+    with existing_store(url) as store:
+        before = _find(store, name)
+        if paused and before.mode is Mode.SPARK:
+            raise InvalidRequest(f"{name!r} is read by a Spark stream, which reads on all the same: stop its query")
+        store.pause_subscription(name, paused)
+    emit(output, {"name": name, "paused": paused, "changed": before.paused is not paused}, lambda: ())
+    if output is Output.TABLE:
+        was = "was already" if before.paused is paused else "is now"
+        again = f"; to go on: postbus subscriptions resume {name}" if paused else ""
+        say(f"{name} {was} {'paused' if paused else 'running'}{again}")
+
+
+@group.command(
+    epilog="Example: postbus subscriptions rewind sales --to beginning --dry-run"
+    "\n\nExample: postbus subscriptions rewind sales --to 2030-01-31T12:00:00Z --yes"
+    "\n\nExample: postbus subscriptions rewind sales --to 10412"
+)
+def rewind(
+    name: Name, *, to: To, dry_run: DryRun = False, yes: Yes = False, url: Url = None, output: Format = Output.TABLE
+) -> None:
+    """Have an ordered subscription go on elsewhere: back, to handle events again, or forwards, past some.
+
+    With an id, the first event after it is the next. Dead and parked events after the new position are discarded, since
+    they come again. Whoever reads begins there at once. What the follower has built is not undone: to build it anew,
+    pause it, rewind it, empty what it built, and resume it.
+    """
+    target = _target(to)
+    with existing_store(url) as store:
+        before = _rewindable(store, name, target)
+        with stderr().status("counting …"):
+            found = store.rewind(name, target, ACTOR, dry_run=True)
+        if found.again and output is Output.TABLE:
+            say("what it has built stays as it is: where it counts or adds up, empty that first", style="dim")
+        if not dry_run:
+            confirm(f"Rewind {name} from {before.position:,} to {found.position:,}: {_told(before, found)}?", yes=yes)
+            with stderr().status("rewinding …"):
+                found = store.rewind(name, target, ACTOR)
+        paused = _find(store, name).paused
+    told = {"name": name, "from": before.position, "position": found.position, "again": found.again}
+    told |= {"passed_over": _passed_over(before, found), "discarded": found.discarded, "dry_run": dry_run}
+    emit(output, told, lambda: ())
+    if output is Output.TABLE:
+        say(
+            f"{name} {'would go' if dry_run else 'goes'} on after {found.position:,} instead of {before.position:,}: "
+            f"{_told(before, found)}"
+        )
+        if not dry_run and paused:
+            say(f"it is paused; to go on: postbus subscriptions resume {name}", style="dim")
+        elif not dry_run and before.worker_id is None:
+            say("nobody reads it now: it goes on when its program is started", style="dim")
+
+
+def _target(text: str) -> int | datetime | Literal["beginning", "now"]:
+    """Return where to; an id may carry the commas that tables show it with."""
+    if text in ("beginning", "now"):
+        return text
+    if re.fullmatch(r"-?\d{1,3}(,\d{3})+|-?\d+", text):
+        return int(text.replace(",", ""))
+    try:
+        return parse_moment(text)
+    except typer.BadParameter:
+        raise InvalidRequest(
+            f"--to is an id, a moment with its time zone such as 2030-01-31T12:00:00Z, 'beginning' or 'now', "
+            f"not {text!r:.80}"
+        ) from None
+
+
+def _rewindable(store: Store, name: str, target: int | datetime | str) -> Checkpoint:
+    """Return where an ordered subscription stands; raise InvalidRequest if it cannot go where it is to."""
+    found = _find(store, name)
+    if found.mode is Mode.QUEUE:
+        raise InvalidRequest(
+            f"{name!r} is a queue, which has no position to rewind; to have it handle old events again: "
+            f"postbus pipeline replay --into subscription --target {name}"
+        )
+    if found.mode is Mode.SPARK:
+        raise InvalidRequest(
+            f"{name!r} is read by a Spark stream, which goes on from its own checkpoint folder: start a new query "
+            f"with startingOffsets and another consumer, then: postbus subscriptions delete {name}"
+        )
+    span = store.span(Stream.EVENTS)
+    if isinstance(target, int) and not span.pruned <= target <= span.head:
+        raise InvalidRequest(
+            f"there is no position {target:,} to go on after: {span.pruned:,} is the first, {span.head:,} the last"
+        )
+    stand = next((each for each in store.checkpoints() if each.subscription == name), None)
+    if stand is None:
+        raise NotFound(f"{name!r} has no checkpoint: postbus subscriptions delete {name}, and start its program anew")
+    return stand
+
+
+def _passed_over(before: Checkpoint, found: Rewound) -> int:
+    return max(0, found.position - before.position)
+
+
+def _told(before: Checkpoint, found: Rewound) -> str:
+    """Return what a rewind leads to."""
+    parts = [f"{many(found.again, 'event')} handled again"]
+    if passed := _passed_over(before, found):
+        parts = [f"the {many(passed, 'position')} between them are passed over, never handled"]
+    if found.discarded:
+        parts.append(f"{many(found.discarded, 'dead or parked event')} discarded")
+    return ", ".join(parts)
+
+
+@group.command(
+    epilog="Example: postbus subscriptions delete sales --dry-run\n\nExample: postbus subscriptions delete sales --yes"
+)
+def delete(
+    name: Name, *, dry_run: DryRun = False, yes: Yes = False, url: Url = None, output: Format = Output.TABLE
+) -> None:
+    """Remove a subscription: its position, and what it has not finished. The events and the audit log stay.
+
+    Each unfinished delivery is recorded as DISCARDED. A program that still follows or handles it stops doing so; one
+    that starts later makes it anew.
+    """
+    with existing_store(url) as store, stderr().status("counting …") as shown:
+        [row] = _rows(store, [_find(store, name)])
+        shown.stop()
+        if not dry_run:
+            confirm(f"Delete {_summary(row)}{_at_it(row)}?", yes=yes)
+            shown.start()
+            store.delete_subscription(name, ACTOR)
+    emit(output, row | {"dry_run": dry_run}, lambda: ())
+    if output is Output.TABLE:
+        say(f"would delete {_summary(row)}{_at_it(row)}" if dry_run else f"deleted {_summary(row)}")
+
+
+def _summary(row: dict[str, Any]) -> str:
+    """Return what goes with a subscription."""
+    stand: Checkpoint | None = row["checkpoint"]
+    place = "" if stand is None else f" at {stand.position:,}"
+    total = sum(row[word] for word in LEFT.values())
+    parts = ", ".join(f"{row[word]:,} {word}" for word in LEFT.values() if row[word])
+    return f"{row['name']} ({row['mode']}{place}) with {many(total, 'unfinished event')}{f': {parts}' if parts else ''}"
+
+
+def _at_it(row: dict[str, Any]) -> str:
+    """Return who would find it gone."""
+    stand: Checkpoint | None = row["checkpoint"]
+    if stand is not None and stand.worker_id is not None:
+        return f"; {stand.worker_id} reads it now"
+    return f"; programs handle it now: {' '.join(row['handlers'])}" if row["handlers"] else ""
+
+
+def _find(store: Store, name: str) -> Subscription:
+    found = store.subscriptions()
+    for each in found:
+        if each.name == name:
+            return each
+    named = ", ".join(each.name for each in found[:MOST_NAMED]) + (" …" if len(found) > MOST_NAMED else "")
+    raise NotFound(f"there is no subscription {name!r}; there are: {named or 'none'}")

@@ -422,11 +422,11 @@ class Store(Protocol):
     ) -> Lead | None:
         """Become the one who reads an ordered subscription, under a new epoch; None while another does.
 
-        Another does until its lease has run out, or it resigned. `locked` says that the caller holds the lock of that
-        name (`hold`): whoever led by that lock is gone then, and need not be waited for. With `single` nobody is
-        asked: the last one who comes reads. Raises NotFound, InvalidRequest for a subscription of another mode,
-        and UnsafeStore where going on would lose something: the position is of another log, beyond the head, or what
-        follows it was pruned.
+        Another does until its lease has run out, it resigned, or it is known to be dead (`is_dead`). `locked` says
+        that the caller holds the lock of that name (`hold`): whoever led by that lock is gone then, and need not be
+        waited for. With `single` nobody is asked: the last one who comes reads. Raises NotFound, InvalidRequest for a
+        subscription of another mode, and UnsafeStore where going on would lose something: the position is of another
+        log, beyond the head, or what follows it was pruned.
         """
         ...
 

@@ -50,17 +50,26 @@ class Following:
         self._db, self._catalog, self._now = session
 
     def lead(
-        self, name: str, holder: str, worker_id: str, lease: timedelta, *, locked: bool, single: bool
+        self,
+        name: str,
+        holder: str,
+        worker_id: str,
+        lease: timedelta,
+        *,
+        locked: bool,
+        single: bool,
+        is_dead: Callable[[str], bool],
     ) -> Lead | None:
         """Become the one who reads; None while another does. See the contract."""
         stand = self._stand(name)
-        mine = stand.holder in (None, holder)
-        gone = stand.locked and locked
+        mine = stand.holder is None or stand.holder == holder
         over = stand.held_until is not None and stand.held_until <= self._now
-        if not (mine or gone or over or single):
+        gone = not mine and ((stand.locked and locked) or over or is_dead(str(stand.holder)))
+        if not (mine or gone or single):
             return None
         span = self._require_here(name, stand)
-        crashes = stand.crashes + 1 if not mine and span.head > stand.position else 0
+        # Of one that is deposed and lives, or that had nothing to do, no event was the end.
+        crashes = stand.crashes + (gone and span.head > stand.position)
         epoch = self._db.value("draw_epochs", (1,))
         until = self._now + lease // _MICROS
         self._db.run("take_lead", (epoch, holder, worker_id, locked, until, crashes, name))
@@ -208,6 +217,9 @@ class Followed(ABC):
         """Move a checkpoint and nothing else, at once visible, durable soon; return whether the epoch still stood."""
 
     @abstractmethod
+    def is_dead(self, owner: str) -> bool: ...
+
+    @abstractmethod
     def _ring(self) -> None: ...
 
     @abstractmethod
@@ -217,7 +229,9 @@ class Followed(ABC):
         self, name: str, holder: str, worker_id: str, lease: timedelta, *, locked: bool = False, single: bool = False
     ) -> Lead | None:
         return self._write(
-            lambda session: Following(session).lead(name, holder, worker_id, lease, locked=locked, single=single)
+            lambda session: Following(session).lead(
+                name, holder, worker_id, lease, locked=locked, single=single, is_dead=self.is_dead
+            )
         )
 
     def keep(self, lead: Lead, lease: timedelta) -> bool:
