@@ -311,13 +311,11 @@ class EventBus:
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
-            stand = next((each for each in self.store.checkpoints() if each.subscription == subscriber_id), None)
-            if stand is None:
-                raise NotFound(f"there is no subscriber {subscriber_id!r}")
-            if stand.position >= position:
+            stands = self.store.position(subscriber_id)
+            if stands >= position:
                 return
             if deadline is not None and time.monotonic() > deadline:
-                raise TimeoutError(f"{subscriber_id!r} stands at {stand.position:,}, not yet at {position:,}")
+                raise TimeoutError(f"{subscriber_id!r} stands at {stands:,}, not yet at {position:,}")
             time.sleep(WAIT_FOR)
 
     def unsubscribe(self, identity: str) -> None:

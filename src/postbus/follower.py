@@ -182,8 +182,7 @@ class Follower:
 
     def has_passed(self, position: int) -> bool:
         """Return whether a position has been passed, by whichever process leads; one that has stopped passes none."""
-        stand = next((each for each in self._store.checkpoints() if each.subscription == self._name), None)
-        return stand is None or self.error is not None or stand.position >= position
+        return self.error is not None or self._store.position(self._name) >= position
 
     def is_idle(self) -> bool:
         """Return whether everything there is has been done, or left behind as dead or parked."""

@@ -434,6 +434,10 @@ class Store(Protocol):
         """Let a lead run `lease` from now; False if another leads."""
         ...
 
+    def position(self, name: str) -> int:
+        """Return how far an ordered subscription or a Spark stream has come; raise NotFound."""
+        ...
+
     def is_paused(self, lead: Lead) -> bool:
         """Return whether the subscription is paused; raise LeaseLost if another leads, NotFound if it is gone."""
         ...

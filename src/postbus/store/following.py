@@ -237,6 +237,13 @@ class Followed(ABC):
     def keep(self, lead: Lead, lease: timedelta) -> bool:
         return self._write(lambda session: Following(session).keep(lead.subscription, lead.epoch, lease))
 
+    def position(self, name: str) -> int:
+        with self._glance() as db:
+            place = db.value("position", (name,))
+        if place is None:
+            raise NotFound(f"there is no subscriber {name!r}")
+        return place
+
     def is_paused(self, lead: Lead) -> bool:
         with self._read() as session:
             subscription = session.catalog.subscription(lead.subscription)

@@ -632,6 +632,9 @@ UPDATE postbus.checkpoints
 -- name: keep_lead
 UPDATE postbus.checkpoints SET held_until = postbus.at($1) WHERE subscription = $2 AND epoch = $3;
 
+-- name: position
+SELECT position FROM postbus.checkpoints WHERE subscription = $1;
+
 -- name: reader
 SELECT epoch FROM postbus.checkpoints WHERE subscription = $1;
 

@@ -305,6 +305,8 @@ class PostgresStore(SqlStore):
     def hold(self, name: str) -> Generator[Callable[[], None]]:
         """Hold a lock of the server's on a connection of its own, past any pooler: it ends with the process."""
         self._usable()
+        if self._direct.pooled:
+            raise InvalidRequest(f"{self.url}: a pooler lends its connections to others, locks and all: say direct_url")
         with translated(self.url):
             connection = self._direct.connect()
         try:

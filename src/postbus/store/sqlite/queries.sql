@@ -534,6 +534,9 @@ UPDATE checkpoints SET epoch = ?, holder = ?, worker_id = ?, locked = ?, held_un
 -- name: keep_lead
 UPDATE checkpoints SET held_until = ? WHERE subscription = ? AND epoch = ?;
 
+-- name: position
+SELECT position FROM checkpoints WHERE subscription = ?;
+
 -- name: reader
 SELECT epoch FROM checkpoints WHERE subscription = ?;
 
