@@ -36,6 +36,7 @@ from postbus.leftovers import Leftovers
 from postbus.loop import Loop
 from postbus.model import AttemptError, Delivery, Event, HandlerRecord, Lease, Mode, Stream
 from postbus.observe import probe, tell
+from postbus.pattern import Interest
 from postbus.store.contract import Ahead, Burial, Lead, Step, Store, Transaction
 
 __all__ = ["Follower"]
@@ -186,9 +187,9 @@ class Follower:
 
     def is_idle(self) -> bool:
         """Return whether everything there is has been done, or left behind as dead or parked."""
-        work = self._store.work(self._name, self._interests)
+        work = self._store.work(self._name, (Interest(),))
         head = self._store.span(Stream.EVENTS).head
-        return not (work.due or work.leased or work.retrying) and self.has_passed(head)
+        return not (work.due or work.leased or work.retrying) and self.has_passed(head) and not self._left.may_go_on()
 
     # ── leading ──────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -47,8 +47,16 @@ class Leftovers:
     def load(self) -> None:
         """See what is left, and free the first of each key if it is parked: what stood before it is gone."""
         self._looked = time.monotonic()
-        if self._follow.on_error != "park_key":
-            return
+        if self._follow.on_error == "park_key":
+            self.keys, free = self._standing()
+            self._store.unpark(self._follow.name, free, self._worker_id)
+
+    def may_go_on(self) -> bool:
+        """Return whether something is parked that nothing stands before any more."""
+        return self._follow.on_error == "park_key" and bool(self._standing()[1])
+
+    def _standing(self) -> tuple[dict[str, deque[int]], list[int]]:
+        """Return what is left by key, and of which keys the first is parked."""
         keys: dict[str, deque[int]] = {}
         free: list[int] = []
         for event_id, key, state in self._store.standing(self._follow.name):
@@ -56,8 +64,7 @@ class Leftovers:
                 if key not in keys and state is State.PARKED:
                     free.append(event_id)
                 keys.setdefault(key, deque()).append(event_id)
-        self._store.unpark(self._follow.name, free, self._worker_id)
-        self.keys = keys
+        return keys, free
 
     def add(self, event: Event) -> None:
         """Have what follows of an event's key wait for it."""

@@ -161,7 +161,7 @@ def rewind(
                 found = store.rewind(name, target, ACTOR)
         paused = _find(store, name).paused
     told = {"name": name, "from": before.position, "position": found.position, "again": found.again}
-    told |= {"passed_over": _passed_over(before, found), "discarded": found.discarded, "dry_run": dry_run}
+    told |= {"passed_over": found.skipped, "discarded": found.discarded, "dry_run": dry_run}
     emit(output, told, lambda: ())
     if output is Output.TABLE:
         say(
@@ -213,15 +213,11 @@ def _rewindable(store: Store, name: str, target: int | datetime | str) -> Checkp
     return stand
 
 
-def _passed_over(before: Checkpoint, found: Rewound) -> int:
-    return max(0, found.position - before.position)
-
-
 def _told(before: Checkpoint, found: Rewound) -> str:
     """Return what a rewind leads to."""
     parts = [f"{many(found.again, 'event')} handled again"]
-    if passed := _passed_over(before, found):
-        parts = [f"the {many(passed, 'position')} between them are passed over, never handled"]
+    if found.position > before.position:
+        parts = [f"{many(found.skipped, 'event')} between them passed over, never handled"]
     if found.discarded:
         parts.append(f"{many(found.discarded, 'dead or parked event')} discarded")
     return ", ".join(parts)

@@ -173,6 +173,8 @@ class Rewound(NamedTuple):
     """How many events are handled again."""
     discarded: int
     """How many dead and parked deliveries go, since their events come again."""
+    skipped: int = 0
+    """How many events are passed over, by one that goes forwards."""
 
 
 @dataclass(frozen=True, slots=True)

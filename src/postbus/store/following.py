@@ -5,7 +5,7 @@ the same transaction as the move past it (I6).
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
 from functools import lru_cache
@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from postbus.clock import to_micros
 from postbus.errors import InvalidRequest, LeaseLost, NotFound, UnsafeStore
-from postbus.model import Action, Event, Mode, Span, State, Status, Stream
+from postbus.model import Action, Event, Mode, Span, State, Status, Stream, Subscription
 from postbus.pattern import Interest
 from postbus.store.burials import Burials
 from postbus.store.contract import Ahead, Burial, Lead, Rewound, Step
@@ -76,8 +76,7 @@ class Following:
         return Lead(name, epoch, stand.position, crashes)
 
     def _stand(self, name: str) -> _Stand:
-        if self._catalog.subscription(name).mode is not Mode.ORDERED:
-            raise InvalidRequest(f"{name!r} is no ordered subscription: choose another name")
+        self._require_ordered(name)
         if not (rows := self._db.run("lead", (name,))):
             raise NotFound(f"{name!r} has no checkpoint: delete the subscription, and start anew")
         return _Stand._make(rows[0])
@@ -85,7 +84,7 @@ class Following:
     def _require_here(self, name: str, stand: _Stand) -> Span:
         """Raise UnsafeStore where the position means nothing in this log, or what follows it is no longer there."""
         span = Positions(self._session).span(Stream.EVENTS)
-        rewind = f"look at what it has done, and `postbus subscriptions rewind {name}` to where it should go on"
+        rewind = f"look at what it has done, and `postbus subscriptions rewind {name} --to ID` to where it should go on"
         if stand.log_id != span.log_id:
             raise UnsafeStore(
                 f"{name!r} stands at {stand.position:,} of another log: the store was restored or replaced; {rewind}"
@@ -173,13 +172,23 @@ class Following:
     def rewind(self, name: str, position: int, actor: str) -> int:
         """Put a checkpoint where it should go on from; return how many of the deliveries behind it were discarded."""
         self._stand(name)
+        self.check_rewind(name, position)
+        gone = self._discard_after(name, position, actor)
+        epoch = self._db.value("draw_epochs", (1,))
+        self._db.run("rewind", (position, self._now, epoch, self._db.value("meta", ("log_id",)), name))
+        return gone
+
+    def check_rewind(self, name: str, position: int) -> int:
+        """Return where a checkpoint stands; raise InvalidRequest if it cannot go on from a position."""
+        self._require_ordered(name)
         span = Positions(self._session).span(Stream.EVENTS)
         if not span.pruned <= position <= span.head:
             raise InvalidRequest(f"rewind to a position from {span.pruned:,} to {span.head:,}, not {position:,}")
-        gone = self._discard_after(name, position, actor)
-        epoch = self._db.value("draw_epochs", (1,))
-        self._db.run("rewind", (position, self._now, epoch, span.log_id, name))
-        return gone
+        return self._db.value("position", (name,)) or 0
+
+    def _require_ordered(self, name: str) -> None:
+        if self._catalog.subscription(name).mode is not Mode.ORDERED:
+            raise InvalidRequest(f"{name!r} is no ordered subscription: choose another name")
 
     def _discard_after(self, name: str, position: int, actor: str) -> int:
         burials, total, last = Burials(self._session, actor), 0, position
@@ -288,17 +297,16 @@ class Followed(ABC):
 
     def rewind(self, name: str, to: int | datetime | str, actor: str, *, dry_run: bool = False) -> Rewound:
         position = self._position(to)
-        with self._read() as session:
-            stand = next((each for each in Positions(session).checkpoints() if each.subscription == name), None)
-            if stand is None:
-                session.catalog.subscription(name)
-                raise InvalidRequest(f"{name!r} has no checkpoint to rewind: it is no ordered subscription")
-            again = _count(session.db, position, stand.position, session.catalog.subscription(name).patterns)
+        with self._look() as session:
+            stood = Following(session).check_rewind(name, position)
+            wanted = session.catalog.subscription(name)
+            again = _count(session.db, position, stood, wanted)
+            skipped = _count(session.db, stood, position, wanted)
             behind = sum(event_id > position for event_id, *_ in session.db.run("standing", (name,)))
         if not dry_run:
             behind = self._write(lambda session: Following(session).rewind(name, position, actor))
             self._wake()
-        return Rewound(position, again, behind)
+        return Rewound(position, again, behind, skipped)
 
     def _position(self, to: int | datetime | str) -> int:
         with self._look() as session:
@@ -335,7 +343,8 @@ def _wanting(interests: tuple[Interest, ...]) -> Callable[[str, str], bool]:
     return wants
 
 
-def _count(db: Database, after: int, through: int, patterns: Iterable[str]) -> int:
-    wants = _wanting(tuple(Interest(each) for each in patterns))
+def _count(db: Database, after: int, through: int, wanted: Subscription) -> int:
+    tags = frozenset(wanted.tags)
+    wants = _wanting(tuple(Interest(each, tags) for each in wanted.patterns))
     kinds: list[Row] = db.run("kinds_between", (after, through))
     return sum(count for kind, tags, count in kinds if wants(kind, tags))
