@@ -11,6 +11,7 @@ from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, U
 from postbus.bus import EventBus, F, FollowOptions, HandlerOptions
 from postbus.dlq import DeadLetters
 from postbus.errors import EventBusShutdownError
+from postbus.follower import Follower
 from postbus.model import Event, NewEvent
 from postbus.payload import Draft
 from postbus.store.contract import Transaction
@@ -121,6 +122,11 @@ class AsyncEventBus(_Wrapper[EventBus]):
     def follow(self, subscriber_id: str, pattern: str = "*", **options: Unpack[FollowOptions]) -> Callable[[F], F]:
         """Have the decorated function see every event a pattern covers, in order; see EventBus.follow."""
         return self.wrapped.follow(subscriber_id, pattern, **options)
+
+    @property
+    def followers(self) -> Mapping[str, Follower]:
+        """The followers of this process by their id."""
+        return self.wrapped.followers
 
     async def publish(self, *args: Any, connection: Any = None, **fields: Any) -> Event:
         """Store an event; see EventBus.publish. `connection` may also be an awaited psycopg or SQLAlchemy one."""

@@ -5,6 +5,7 @@ import concurrent.futures
 import contextlib
 import inspect
 import logging
+import os
 import random
 import threading
 import time
@@ -519,12 +520,16 @@ def _message(error: BaseException) -> str:
 
 def _trace(error: BaseException) -> str:
     frames = error.__traceback__
-    while frames is not None and frames.tb_next is not None and frames.tb_frame.f_code.co_filename == __file__:
+    while frames is not None and frames.tb_next is not None and _is_ours(frames.tb_frame.f_code.co_filename):
         frames = frames.tb_next  # what a reader wants begins in the handler
     try:
         return "".join(traceback.format_exception(type(error), error, frames))[-TRACEBACK_LIMIT:]
     except Exception:  # noqa: BLE001  a handler's exception may be broken itself
         return "".join(traceback.format_tb(error.__traceback__))[-TRACEBACK_LIMIT:]
+
+
+def _is_ours(file: str) -> bool:
+    return os.path.dirname(file) == os.path.dirname(__file__)  # noqa: PTH120  a text is all that is wanted
 
 
 def clean(text: str) -> str:

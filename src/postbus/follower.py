@@ -32,11 +32,10 @@ from postbus.errors import (
 )
 from postbus.execution import CANCELLED, Context, describe, handler_log
 from postbus.follow import Follow, InstanceMode
-from postbus.leftovers import Leftovers
+from postbus.leftovers import Cancelled, HandlerFailed, Leftovers, cause, tell_failed
 from postbus.loop import Loop
 from postbus.model import AttemptError, Delivery, Event, HandlerRecord, Lease, Mode, Stream
 from postbus.observe import probe, tell
-from postbus.pattern import Interest
 from postbus.store.contract import Ahead, Burial, Lead, Step, Store, Transaction
 
 __all__ = ["Follower"]
@@ -46,10 +45,6 @@ LOOK_BEHIND: Final = 0.5
 MOST_READ: Final = 5_000
 SPARSE: Final = 4
 BEATS: Final = 3
-
-
-class _Interrupted(BaseException):
-    """The follower is to stop, or was deposed, while it waits."""
 
 
 class Follower:
@@ -182,14 +177,20 @@ class Follower:
         )
 
     def has_passed(self, position: int) -> bool:
-        """Return whether a position has been passed, by whichever process leads; one that has stopped passes none."""
-        return self.error is not None or self._store.position(self._name) >= position
+        """Return whether a position has been passed, by whichever process leads; raise what has stopped it for good.
+
+        Of a subscription that was deleted, nobody waits for anything.
+        """
+        if self.error is not None and not isinstance(self.error, NotFound):
+            raise self.error
+        try:
+            return self._store.position(self._name) >= position
+        except NotFound:
+            return True
 
     def is_idle(self) -> bool:
         """Return whether everything there is has been done, or left behind as dead or parked."""
-        work = self._store.work(self._name, (Interest(),))
-        head = self._store.span(Stream.EVENTS).head
-        return not (work.due or work.leased or work.retrying) and self.has_passed(head) and not self._left.may_go_on()
+        return self.has_passed(self._store.span(Stream.EVENTS).head) and not self._left.may_go_on()
 
     # ── leading ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -205,7 +206,7 @@ class Follower:
             self._step_down()
         except (UnsafeStore, NotFound, MaxRetriesExceeded) as error:
             self._end(error)
-        except _Interrupted:
+        except Cancelled:
             if self._lead is not None and not self._stopping:
                 self._step_down()
         return 0.0
@@ -278,7 +279,7 @@ class Follower:
 
     def _go_on(self, lead: Lead) -> float:
         if self._interrupt.is_set():
-            raise _Interrupted
+            raise Cancelled
         if self._paused and not self._may_go_on(lead):
             return self._poll
         ahead = self._store.read_on(self._position, self._limit, self._interests)
@@ -309,7 +310,7 @@ class Follower:
         plain = not ahead.damaged
         while start < len(events):
             if self._interrupt.is_set():
-                raise _Interrupted
+                raise Cancelled
             size = 1 if self._suspects or not plain else self.follow.batch or 1
             group = events[start : start + size]
             start += len(group)
@@ -372,18 +373,17 @@ class Follower:
                 self._run(lead, group, last, delivery)
             except (LeaseLost, StoreUnavailable):
                 raise
-            except CANCELLED:
-                raise _Interrupted from None
-            except BaseException as error:  # noqa: BLE001  even SystemExit is only a failed attempt
+            except Exception as raised:  # noqa: BLE001  the handler's own, or its transaction's
+                error = cause(raised)
                 errors.append(describe(error, delivery, self._handler.name))
                 final = isinstance(error, Discard) or len(errors) > self._allowed(group[0]) or len(group) > 1
-                self._tell_failed(delivery, errors[-1], final=final)
+                tell_failed(delivery, errors[-1], self._handler, self.follow.on_error if final else "retry")
                 if final:
                     return errors
-                chosen = error.delay if isinstance(error, RetryLater) else None
-                delay = chosen or self.follow.retry.delay(len(errors) + 1, self._chance)
+                later = error.delay if isinstance(error, RetryLater) else None
+                delay = self.follow.retry.delay(len(errors) + 1, self._chance) if later is None else later
                 if self._interrupt.wait(delay.total_seconds()):
-                    raise _Interrupted from None
+                    raise Cancelled from None
             else:
                 return None
 
@@ -401,14 +401,19 @@ class Follower:
     def call(
         self, group: Sequence[Event], delivery: Delivery, *, tx: Transaction | None = None, redelivered: bool = False
     ) -> None:
-        """Call the handler, and wait for it."""
-        if self._handler.wants_context:
-            context = Context(delivery, handler_log(delivery), self._still_leads, redelivered)
-            result = self.follow.call(group, context) if tx is None else self.follow.call(group, ctx=context, tx=tx)
-        else:
-            result = self.follow.call(group) if tx is None else self.follow.call(group, tx=tx)
-        if self._handler.is_async:
-            self._await(result)
+        """Call the handler, and wait for it; raise HandlerFailed for whatever it raises, Cancelled for that."""
+        try:
+            if self._handler.wants_context:
+                context = Context(delivery, handler_log(delivery), self._still_leads, redelivered)
+                result = self.follow.call(group, context) if tx is None else self.follow.call(group, ctx=context, tx=tx)
+            else:
+                result = self.follow.call(group) if tx is None else self.follow.call(group, tx=tx)
+            if self._handler.is_async:
+                self._await(result)
+        except CANCELLED:
+            raise Cancelled from None
+        except BaseException as error:
+            raise HandlerFailed(error) from error
 
     def _await(self, coroutine: Any) -> None:
         if self._loop is not None:
@@ -425,21 +430,6 @@ class Follower:
     def _delivery(self, lead: Lead, event: Event, attempt: int) -> Delivery:
         lease = Lease(event.id, self._name, lead.epoch)
         return Delivery(event, lease, attempt, self.follow.retry, self._worker_id, event.created_at)
-
-    def _tell_failed(self, delivery: Delivery, told: AttemptError, *, final: bool) -> None:
-        tell(
-            logging.WARNING,
-            "attempt_failed",
-            event_id=delivery.id,
-            event_type=delivery.event.type,
-            subscription=self._name,
-            handler=self._handler.name,
-            attempt=delivery.attempt,
-            worker_id=self._worker_id,
-            error_type=told.type,
-            error_message=told.message,
-            then=self.follow.on_error if final else "retry",
-        )
 
     def _give_up(self, lead: Lead, event: Event, errors: Sequence[AttemptError], ms: float) -> None:
         if self.follow.on_error == "stop":
@@ -493,4 +483,4 @@ class Follower:
             self._save(lead)
             self._left.settle(delivery, self)
             if self._interrupt.is_set():
-                raise _Interrupted
+                raise Cancelled

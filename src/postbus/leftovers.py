@@ -1,5 +1,6 @@
 """What a follower has left behind: dead letters that are retried, and events parked behind a dead one of their key."""
 
+import logging
 import random
 import time
 from collections import deque
@@ -8,14 +9,51 @@ from datetime import timedelta
 from typing import Final, Protocol
 
 from postbus.errors import Discard, LeaseLost, RetryLater, StoreUnavailable
-from postbus.execution import CANCELLED, describe
+from postbus.execution import describe
 from postbus.follow import Follow
-from postbus.model import Dead, Delivery, Done, Event, Retry, State
+from postbus.handlers import Handler
+from postbus.model import AttemptError, Dead, Delivery, Done, Event, Retry, State
+from postbus.observe import tell
 from postbus.store.contract import Claim, Settled, Settlement, Store, Transaction
 
-__all__ = ["Leftovers"]
+__all__ = ["Cancelled", "HandlerFailed", "Leftovers", "cause", "tell_failed"]
 
 LOOK_AGAIN: Final = 1.0
+
+
+class Cancelled(BaseException):
+    """What was being done is to stop: the handler was cancelled, or the follower is to stop, or was deposed."""
+
+
+class HandlerFailed(Exception):  # noqa: N818  said of the handler
+    """The handler raised `error`: not to be mistaken for what the store has to say."""
+
+    def __init__(self, error: BaseException) -> None:
+        """Keep what was raised."""
+        super().__init__(repr(error))
+        self.error = error
+
+
+def cause(raised: Exception) -> BaseException:
+    """Return what made an attempt fail."""
+    return raised.error if isinstance(raised, HandlerFailed) else raised
+
+
+def tell_failed(delivery: Delivery, told: AttemptError, handler: Handler, then: str) -> None:
+    """Log a failed attempt."""
+    tell(
+        logging.WARNING,
+        "attempt_failed",
+        event_id=delivery.id,
+        event_type=delivery.event.type,
+        subscription=delivery.subscription,
+        handler=handler.name,
+        attempt=delivery.attempt,
+        worker_id=delivery.worker_id,
+        error_type=told.type,
+        error_message=told.message,
+        then=then,
+    )
 
 
 class _Caller(Protocol):
@@ -48,23 +86,13 @@ class Leftovers:
         """See what is left, and free the first of each key if it is parked: what stood before it is gone."""
         self._looked = time.monotonic()
         if self._follow.on_error == "park_key":
-            self.keys, free = self._standing()
+            self.keys, free = _by_key(self._store.standing(self._follow.name))
             self._store.unpark(self._follow.name, free, self._worker_id)
 
     def may_go_on(self) -> bool:
-        """Return whether something is parked that nothing stands before any more."""
-        return self._follow.on_error == "park_key" and bool(self._standing()[1])
-
-    def _standing(self) -> tuple[dict[str, deque[int]], list[int]]:
-        """Return what is left by key, and of which keys the first is parked."""
-        keys: dict[str, deque[int]] = {}
-        free: list[int] = []
-        for event_id, key, state in self._store.standing(self._follow.name):
-            if key is not None:
-                if key not in keys and state is State.PARKED:
-                    free.append(event_id)
-                keys.setdefault(key, deque()).append(event_id)
-        return keys, free
+        """Return whether anything is left that is not dead, nor parked behind what is: as of one moment."""
+        standing = self._store.standing(self._follow.name)
+        return any(state in (State.PENDING, State.LEASED) for *_, state in standing) or bool(_by_key(standing)[1])
 
     def add(self, event: Event) -> None:
         """Have what follows of an event's key wait for it."""
@@ -109,17 +137,22 @@ class Leftovers:
                 )
         except StoreUnavailable:
             raise
-        except (LeaseLost, *CANCELLED):
+        except Cancelled:
+            self._store.release([delivery.lease], self._worker_id)
             return False
-        except BaseException as error:  # noqa: BLE001  even SystemExit is only a failed attempt
-            outcome = self._outcome(delivery, error)
+        except LeaseLost:
+            return False
+        except Exception as raised:  # noqa: BLE001  the handler's own, or its transaction's
+            outcome = self._outcome(delivery, cause(raised))
             self._store.settle([Settlement(delivery.lease, outcome, self._worker_id, execution_time_ms=_since(began))])
             return False
         return True
 
     def _outcome(self, delivery: Delivery, error: BaseException) -> Retry | Dead:
         told = describe(error, delivery, self._follow.handler.name)
-        if isinstance(error, Discard) or delivery.attempt > delivery.max_retries:
+        final = isinstance(error, Discard) or delivery.attempt > delivery.max_retries
+        tell_failed(delivery, told, self._follow.handler, "dead" if final else "retry")
+        if final:
             return Dead(told)
         if isinstance(error, RetryLater):
             return Retry(error.delay, told)
@@ -136,6 +169,18 @@ class Leftovers:
             self._store.unpark(self._follow.name, [waiting[0]], self._worker_id)
         else:
             del self.keys[str(event.key)]
+
+
+def _by_key(standing: Sequence[tuple[int, str | None, State]]) -> tuple[dict[str, deque[int]], list[int]]:
+    """Return what is left by key, and what nothing stands before although it is parked."""
+    keys: dict[str, deque[int]] = {}
+    free: list[int] = []
+    for event_id, key, state in standing:
+        if state is State.PARKED and key not in keys:
+            free.append(event_id)
+        if key is not None:
+            keys.setdefault(key, deque()).append(event_id)
+    return keys, free
 
 
 def _require(settled: Settled, delivery: Delivery) -> None:

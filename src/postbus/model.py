@@ -1,7 +1,7 @@
 """What the bus speaks of: events, deliveries, leases, outcomes. Frozen values, no I/O."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import IntEnum, StrEnum
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -349,9 +349,9 @@ class Checkpoint:
     worker_id: str | None = None
     """Who reads an ordered subscription now."""
     held_until: datetime | None = None
-    lag: int = 0
+    lag: int = field(default=0, compare=False)
     """How many positions it is behind the head."""
-    waiting: timedelta | None = None
+    waiting: timedelta | None = field(default=None, compare=False)
     """How long the first event has waited that it has not done yet."""
 
 

@@ -77,6 +77,10 @@ class Subscriptions:
                 self.create(name, pattern, tags=tags)
             except Conflict:
                 tell(logging.DEBUG, "subscription_made_elsewhere", subscription=name)
+        if self.get(name).mode is Mode.ORDERED:
+            raise Conflict(
+                f"{name!r} is a subscription of mode ordered: follow it by @bus.follow, or take another"
+            )
         if self._store.widen_subscription(name, pattern, tags):
             tell(logging.INFO, "subscription_widened", subscription=name, pattern=pattern, tags=list(tags))
 

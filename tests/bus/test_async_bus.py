@@ -50,7 +50,7 @@ def test_it_has_the_methods_of_the_bus():
     }
     assert public - set(dir(AsyncEventBus)) == set()
     awaited = {name for name in public if inspect.iscoroutinefunction(getattr(AsyncEventBus, name))}
-    assert public - awaited == {"on", "transaction"}
+    assert public - awaited == {"follow", "on", "transaction"}
 
 
 def test_handlers_run_on_the_callers_loop(run: Any):

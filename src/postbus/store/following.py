@@ -18,7 +18,7 @@ from postbus.pattern import Interest
 from postbus.store.burials import Burials
 from postbus.store.contract import Ahead, Burial, Lead, Rewound, Step
 from postbus.store.positions import Positions
-from postbus.store.records import UNREADABLE, encode_errors, followed_event
+from postbus.store.records import encode_errors, followed_events
 from postbus.store.session import Database, Row, Session
 
 __all__ = ["Followed", "Following"]
@@ -275,15 +275,7 @@ class Followed(ABC):
         with self._glance() as db:
             head = db.value("head_events")
             rows = db.run("events_on", (after, head, limit))
-        wants = _wanting(interests)
-        events, damaged = list[Event](), dict[int, str]()
-        for row in rows:
-            if wants(row[2], row[3]):
-                try:
-                    events.append(followed_event(row))
-                except UNREADABLE as error:
-                    events.append(followed_event((*row[:7], "null", "{}", *row[9:12], None)))
-                    damaged[row[0]] = str(error)
+        events, damaged = followed_events(rows, _wanting(interests))
         return Ahead(events, damaged, rows[-1][0] if rows else after, more=len(rows) == limit)
 
     def standing(self, name: str) -> list[tuple[int, str | None, State]]:
@@ -330,10 +322,11 @@ def deposed(name: str) -> LeaseLost:
     return LeaseLost(f"another has taken over {name!r}, or it was rewound or deleted: nothing changed")
 
 
-def _wanting(interests: tuple[Interest, ...]) -> Callable[[str, str], bool]:
-    """Return what tells whether events of a type with tags (joined) are wanted."""
+@lru_cache(REMEMBERED)
+def _wanting(interests: tuple[Interest, ...]) -> Callable[[str, str], bool] | None:
+    """Return what tells whether events of a type with tags (joined) are wanted; None: all are."""
     if any(each.pattern == "*" and not each.tags for each in interests):
-        return lambda _, __: True
+        return None
 
     @lru_cache(REMEMBERED)
     def wants(kind: str, tags: str) -> bool:
@@ -347,4 +340,4 @@ def _count(db: Database, after: int, through: int, wanted: Subscription) -> int:
     tags = frozenset(wanted.tags)
     wants = _wanting(tuple(Interest(each, tags) for each in wanted.patterns))
     kinds: list[Row] = db.run("kinds_between", (after, through))
-    return sum(count for kind, tags, count in kinds if wants(kind, tags))
+    return sum(count for kind, tags, count in kinds if wants is None or wants(kind, tags))

@@ -1,6 +1,6 @@
 """Rows to values and back: the one place that knows the order of columns."""
 
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import fields
 from datetime import datetime, timedelta
@@ -26,7 +26,7 @@ __all__ = [
     "encode_errors",
     "event_from_draft",
     "event_from_row",
-    "followed_event",
+    "followed_events",
     "json_array",
     "log_from_row",
     "moment",
@@ -148,15 +148,6 @@ def event_from_row(row: Row, *, verified: bool = True, **state: Any) -> Event:
 
 def claimed_event(row: Row, retry_count: int, now: datetime) -> Event:
     """Return the event of a delivery just leased: `event_from_row` without its ceremony, for the busiest path."""
-    return _quickly(row, Status.PROCESSING, retry_count, None, now)
-
-
-def followed_event(row: Row) -> Event:
-    """Return an event of the log as a follower sees it: no subscription has a say in how it stands."""
-    return _quickly(row, None, 0, None, None)
-
-
-def _quickly(row: Row, *standing: Any) -> Event:
     identity, uid, kind, tags, key, title, description, payload, metadata, created_at, priority, max_retries, _ = row
     _verify(row)
     return quick_event(
@@ -172,8 +163,55 @@ def _quickly(row: Row, *standing: Any) -> Event:
         from_micros(created_at),
         priority,
         max_retries,
-        *standing,
+        Status.PROCESSING,
+        retry_count,
+        None,
+        now,
     )
+
+
+def followed_events(
+    rows: Iterable[Row], wants: Callable[[str, str], bool] | None
+) -> tuple[list[Event], dict[int, str]]:
+    """Return events of the log as a follower sees them, as far as it wants them, and why some cannot be read.
+
+    A damaged one is among them whatever it claims to be. No subscription has a say in how they stand. A follower that
+    catches up does little else than this: so it is one loop, without a call that can be spared.
+    """
+    events, damaged = list[Event](), dict[int, str]()
+    before, created = -1, from_micros(0)
+    for row in rows:
+        identity, uid, kind, tags, key, title, description, payload, metadata, moment, priority, retries, crc = row
+        try:
+            if crc is not None and crc32(f"{uid}\n{kind}\n{tags}\n{payload}".encode()) != crc:
+                _verify(row)
+            if wants is not None and not wants(kind, tags):
+                continue
+            event: Any = _UnfrozenEvent()
+            if moment != before:
+                created, before = from_micros(moment), moment
+            event.payload = orjson.loads(payload) if payload[0] != " " else decode(payload)
+            event.metadata = orjson.loads(metadata) if metadata != "{}" else {}
+        except UNREADABLE as error:
+            damaged[identity] = str(error)
+            event = _UnfrozenEvent()
+            event.payload, event.metadata = None, {}
+        event.id = identity
+        event.uid = uid
+        event.type = kind
+        event.tags = tuple(tags.split(",")) if tags else ()
+        event.key = key
+        event.title = title
+        event.description = description
+        event.created_at = created
+        event.priority = priority
+        event.max_retries = retries
+        event.status = event.next_retry_at = event.updated_at = None
+        event.retry_count = 0
+        event.errors = event.deliveries = event.logs = ()
+        event.__class__ = Event
+        events.append(event)
+    return events, damaged
 
 
 def due_micros(draft: Draft, now: int) -> int:
