@@ -18,7 +18,7 @@ PAGE: Final = b"\0" * 4096
 TRIES: Final = 200
 _PACKAGES: Final = (
     *("postbus", "apsw", "persist-queue", "huey", "litequeue"),
-    *("psycopg", "pgqueuer", "procrastinate", "asyncpg", "uvloop"),
+    *("psycopg", "pgqueuer", "procrastinate", "asyncpg", "uvloop", "eventsourcing"),
 )
 
 

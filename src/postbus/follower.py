@@ -368,13 +368,13 @@ class Follower:
         """
         errors: list[AttemptError] = []
         while True:
-            delivery = self._delivery(lead, group[0], len(errors) + 1)
+            attempt = len(errors) + 1
             try:
-                self._run(lead, group, last, delivery)
+                self._run(lead, group, last, attempt)
             except (LeaseLost, StoreUnavailable):
                 raise
             except Exception as raised:  # noqa: BLE001  the handler's own, or its transaction's
-                error = cause(raised)
+                error, delivery = cause(raised), self._delivery(lead, group[0], attempt)
                 errors.append(describe(error, delivery, self._handler.name))
                 final = isinstance(error, Discard) or len(errors) > self._allowed(group[0]) or len(group) > 1
                 tell_failed(delivery, errors[-1], self._handler, self.follow.on_error if final else "retry")
@@ -387,7 +387,8 @@ class Follower:
             else:
                 return None
 
-    def _run(self, lead: Lead, group: Sequence[Event], last: int, delivery: Delivery) -> None:
+    def _run(self, lead: Lead, group: Sequence[Event], last: int, attempt: int) -> None:
+        delivery = self._delivery(lead, group[0], attempt) if self._handler.wants_context else None
         if not self._handler.transactional:
             self.call(group, delivery)
             probe("handled")
@@ -399,11 +400,19 @@ class Follower:
             probe("checkpointing")
 
     def call(
-        self, group: Sequence[Event], delivery: Delivery, *, tx: Transaction | None = None, redelivered: bool = False
+        self,
+        group: Sequence[Event],
+        delivery: Delivery | None,
+        *,
+        tx: Transaction | None = None,
+        redelivered: bool = False,
     ) -> None:
-        """Call the handler, and wait for it; raise HandlerFailed for whatever it raises, Cancelled for that."""
+        """Call the handler, with a context if it wants one and there is a delivery to tell of, and wait for it.
+
+        Raises HandlerFailed for whatever it raises, and Cancelled for that.
+        """
         try:
-            if self._handler.wants_context:
+            if delivery is not None and self._handler.wants_context:
                 context = Context(delivery, handler_log(delivery), self._still_leads, redelivered)
                 result = self.follow.call(group, context) if tx is None else self.follow.call(group, ctx=context, tx=tx)
             else:
@@ -445,7 +454,7 @@ class Follower:
 
     def _done(self, position: int, count: int) -> None:
         if position > self._position:
-            if not self._unsaved:
+            if self._position == self._saved:
                 self._unsaved_since = time.monotonic()
             self._position = position
             self._unsaved += count

@@ -78,9 +78,7 @@ class Subscriptions:
             except Conflict:
                 tell(logging.DEBUG, "subscription_made_elsewhere", subscription=name)
         if self.get(name).mode is Mode.ORDERED:
-            raise Conflict(
-                f"{name!r} is a subscription of mode ordered: follow it by @bus.follow, or take another"
-            )
+            raise Conflict(f"{name!r} is a subscription of mode ordered: follow it by @bus.follow, or take another")
         if self._store.widen_subscription(name, pattern, tags):
             tell(logging.INFO, "subscription_widened", subscription=name, pattern=pattern, tags=list(tags))
 

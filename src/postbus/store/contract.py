@@ -2,7 +2,7 @@
 
 Rules for every method:
 
-- A write is durable when the method returns, and all of it or none of it happened.
+- A write is durable when the method returns (but see `move`), and all of it or none of it happened.
 - Whatever decides by time uses the store's one clock (`now`).
 - Every change of a delivery writes its audit row in the same transaction (I13).
 - StoreUnavailable means that nothing was acknowledged: it may have happened all the same if a server was lost in the
@@ -163,6 +163,11 @@ class Step(NamedTuple):
     worker_id: str
     buried: Sequence[Burial] = ()
     parked: Sequence[Event] = ()
+
+    @property
+    def leaves(self) -> bool:
+        """Whether anything is left behind."""
+        return bool(self.buried or self.parked)
 
 
 class Rewound(NamedTuple):

@@ -21,7 +21,7 @@ from postbus.store.positions import Positions
 from postbus.store.records import encode_errors, followed_events
 from postbus.store.session import Database, Row, Session
 
-__all__ = ["Followed", "Following"]
+__all__ = ["Followed", "Following", "deposed"]
 
 R = TypeVar("R")
 _MICROS: Final = timedelta(microseconds=1)
@@ -265,7 +265,7 @@ class Followed(ABC):
         self._wake()
 
     def move(self, step: Step) -> None:
-        if step.buried or step.parked:
+        if step.leaves:
             self._keeping(lambda session: Following(session).move(step))
             self._wake()
         elif not self._move_lightly(step):

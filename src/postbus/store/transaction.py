@@ -9,7 +9,6 @@ from postbus.errors import InvalidRequest
 from postbus.model import Event
 from postbus.payload import Draft
 from postbus.store.contract import Settled, Settlement, Step
-from postbus.store.following import Following
 from postbus.store.leases import Leases
 from postbus.store.session import Row
 
@@ -44,13 +43,15 @@ class CallersTransaction:
         db: _Connection,
         append: Callable[[Sequence[Draft]], list[Event]],
         leases: Callable[[], Leases],
-        following: Callable[[], Following],
+        move: Callable[[Step], None],
     ) -> None:
         """Serve one caller inside one open transaction."""
+        self.touched = False
+        """Whether it has to do with events or deliveries, so that others are to be told, and memories may be wrong."""
         self._db = db
         self._append = append
         self._leases = leases
-        self._following = following
+        self._move = move
         self._closed = False
         self._busy = threading.RLock()
 
@@ -70,18 +71,21 @@ class CallersTransaction:
 
     def publish(self, drafts: Sequence[Draft]) -> list[Event]:
         """Store events that exist only if this transaction commits."""
+        self.touched = True
         with self._open():
             return self._append(drafts)
 
     def settle(self, settlement: Settlement) -> Settled:
         """Record how a delivery ended, if this transaction commits."""
+        self.touched = True
         with self._open():
             return self._leases().settle([settlement])[0]
 
     def move(self, step: Step) -> None:
         """Move a follower's checkpoint, if this transaction commits."""
+        self.touched = self.touched or step.leaves
         with self._open():
-            self._following().move(step)
+            self._move(step)
 
     @contextmanager
     def _open(self) -> Generator[None]:

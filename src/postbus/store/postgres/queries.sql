@@ -646,6 +646,10 @@ UPDATE postbus.checkpoints SET holder = NULL, locked = false, held_until = NULL 
 UPDATE postbus.checkpoints SET position = $1, moved_at = postbus.at($2), crashes = 0
  WHERE subscription = $3 AND epoch = $4 AND position <= $1;
 
+-- name: move_firmly
+UPDATE postbus.checkpoints SET position = $1, moved_at = postbus.now(), crashes = 0
+ WHERE subscription = $2 AND epoch = $3 AND position <= $1;
+
 -- name: move_lightly
 SELECT postbus.move_lightly($1, $2, $3);
 

@@ -20,7 +20,7 @@ from postbus.payload import Draft
 from postbus.store.catalog import Catalog
 from postbus.store.committer import Committer
 from postbus.store.contract import Claim, Finding, Step, Transaction, Watch
-from postbus.store.following import Following
+from postbus.store.following import Following, deposed
 from postbus.store.liveness import Liveness
 from postbus.store.migrate import migrate
 from postbus.store.postgres import appending, foreign
@@ -158,7 +158,8 @@ class PostgresStore(SqlStore):
                 yield tx
         finally:
             self._holders.discard(holder)
-        self._wake()
+        if tx.touched:
+            self._wake()
 
     def _writable(self) -> None:
         """Raise for a write that would not be part of the transaction its own thread has open."""
@@ -167,7 +168,7 @@ class PostgresStore(SqlStore):
             raise InvalidRequest("inside a transaction of your own, pass it on: publish(..., connection=tx)")
 
     @contextmanager
-    def _transaction(self) -> Generator[Transaction]:
+    def _transaction(self) -> Generator[CallersTransaction]:
         with self._borrowed() as (db, catalog):
 
             def append(drafts: Sequence[Draft]) -> list[Event]:
@@ -181,7 +182,7 @@ class PostgresStore(SqlStore):
                 db,
                 append,
                 lambda: self._leases(self._session(db, catalog)),
-                lambda: self._following(self._session(db, catalog)),
+                lambda step: self._move_in(db, catalog, step),
             )
             try:
                 yield tx
@@ -269,10 +270,13 @@ class PostgresStore(SqlStore):
         with self._connection() as (db, _):
             return db.value("move_lightly", (step.subscription, step.epoch, step.position))
 
-    @staticmethod
-    def _following(session: Session) -> Following:
-        session.db.run("await_beside")
-        return Following(session)
+    def _move_in(self, db: Database, catalog: Catalog, step: Step) -> None:
+        """Move a checkpoint in the caller's transaction; what leaves nothing behind needs no look at anything else."""
+        if step.leaves:
+            db.run("await_beside")
+            Following(self._session(db, catalog)).move(step)
+        elif not db.count("move_firmly", (step.position, step.subscription, step.epoch)):
+            raise deposed(step.subscription)
 
     # ── watching and looking after ───────────────────────────────────────────────────────────────────────────────
 

@@ -17,7 +17,7 @@ from postbus.payload import Draft
 from postbus.store.catalog import Catalog
 from postbus.store.committer import Committer
 from postbus.store.contract import Claim, Finding, Step, Transaction, Watch
-from postbus.store.following import Following
+from postbus.store.following import Following, deposed
 from postbus.store.liveness import Liveness, lock
 from postbus.store.migrate import migrate
 from postbus.store.queries import load_migrations
@@ -101,18 +101,20 @@ class SqliteStore(SqlStore):
                     db,
                     lambda drafts: Appending(self._session_anew(db)).append(drafts),
                     lambda: self._leases(self._session_anew(db)),
-                    lambda: Following(self._session_anew(db)),
+                    lambda step: self._move_in(db, step),
                 )
                 try:
                     yield tx
                 finally:
                     tx.close()
-                    self._catalog.forget()
+                    if tx.touched:
+                        self._catalog.forget()
         except apsw.SQLError:
             raise  # a mistake in a statement of the caller's own
         except SQLITE_ERRORS as error:
             raise translate(self._path, error) from error
-        self._wake()
+        if tx.touched:
+            self._wake()
 
     def _session_anew(self, db: Database) -> Session:
         """Trust no memory: a savepoint of the caller's own may have taken back what was remembered."""
@@ -173,9 +175,19 @@ class SqliteStore(SqlStore):
 
     def _move_lightly(self, step: Step) -> bool:
         self._usable()
-        moved = (step.position, to_micros(self._clock.now()), step.subscription, step.epoch)
         with self._committer.hold() as db, translated(self._path), db.unhurried():
-            return db.count("move_lead", moved) == 1
+            return self._moved(db, step)
+
+    def _moved(self, db: Database, step: Step) -> bool:
+        now = to_micros(self._clock.now())
+        return db.count("move_lead", (step.position, now, step.subscription, step.epoch)) == 1
+
+    def _move_in(self, db: Database, step: Step) -> None:
+        """Move a checkpoint in the caller's transaction; what leaves nothing behind needs no look at anything else."""
+        if step.leaves:
+            Following(self._session_anew(db)).move(step)
+        elif not self._moved(db, step):
+            raise deposed(step.subscription)
 
     # ── housekeeping ─────────────────────────────────────────────────────────────────────────────────────────────
 
