@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from postbus import EventBus
+from postbus.observe import set_probe
 from postbus.testing import FrozenClock
 from tests.postgres.server import ServerClock, server
 
@@ -57,3 +58,18 @@ def clock(kind: str, url: str) -> Iterator[FrozenClock]:
 def still(make_bus: Callable[..., EventBus], clock: FrozenClock) -> EventBus:
     """Give a bus that goes by the clock that stands still, to be drained by hand."""
     return make_bus(clock=clock)
+
+
+@pytest.fixture
+def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look behind more often than a follower need."""
+    monkeypatch.setattr("postbus.follower.LOOK_BEHIND", 0.05)
+    monkeypatch.setattr("postbus.follower.STANDBY", 0.05)
+    monkeypatch.setattr("postbus.leftovers.LOOK_AGAIN", 0.05)
+
+
+@pytest.fixture
+def probes() -> Iterator[Callable[[Callable[[str], None]], None]]:
+    """Give a way to hold on to the steps of the bus, until the test is over."""
+    yield set_probe
+    set_probe(None)

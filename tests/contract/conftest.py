@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from postbus.model import Event, Mode
 from postbus.store import Store
 from postbus.testing import FrozenClock
 from tests.contract.stores import Operator, Site, site_of
@@ -34,3 +35,10 @@ def store(site: Site) -> Store:
 def op(store: Store, clock: FrozenClock) -> Operator:
     """Give somebody who drives the store."""
     return Operator(store, clock)
+
+
+@pytest.fixture
+def events(op: Operator) -> list[Event]:
+    """Give eight events, and a subscription `s` that begins before them."""
+    op.subscription("s", mode=Mode.ORDERED, start="beginning")
+    return op.publish_all(*[{"type": "a", "key": "AB"[number % 2], "payload": number} for number in range(8)])
