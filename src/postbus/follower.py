@@ -13,7 +13,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any, Final, Self
@@ -31,11 +31,12 @@ from postbus.errors import (
     UnsafeStore,
 )
 from postbus.execution import CANCELLED, Context, describe, handler_log
-from postbus.follow import Follow, InstanceMode
+from postbus.follow import Follow, InstanceMode, make_follow
 from postbus.leftovers import Cancelled, HandlerFailed, Leftovers, cause, tell_failed
 from postbus.loop import Loop
 from postbus.model import AttemptError, Delivery, Event, HandlerRecord, Lease, Mode, Stream
 from postbus.observe import probe, tell
+from postbus.store import open_store
 from postbus.store.contract import Ahead, Burial, Lead, Step, Store, Transaction
 
 __all__ = ["Follower"]
@@ -76,7 +77,8 @@ class Follower:
         self._stopping = self._paused = False
         self._single = follow.instance is InstanceMode.SINGLE
         self._alive = ExitStack()
-        self._look_behind = 0.0
+        self._own: Store | None = None
+        self._look_behind = self._try_again = 0.0
         self._chance = random.Random()  # noqa: S311  jitter needs no secrecy
         self._loop: asyncio.AbstractEventLoop | None = None
         self._runner: asyncio.Runner | None = None
@@ -85,6 +87,24 @@ class Follower:
         self._watch = store.watch()
         self._following = Loop(f"follow {self._name}", self._turn, self._watch)
         self._beating = Loop(f"lead {self._name}", self._beat)
+
+    @classmethod
+    def open(
+        cls, url: str, subscriber_id: str, function: Callable[..., Any], pattern: str = "*", **options: Any
+    ) -> Self:
+        """Return a follower with a store of its own, to be run alone: `Follower.open(url, "sales", handle).run()`.
+
+        Takes the options of `EventBus.follow`.
+        """
+        follow = make_follow(subscriber_id, pattern, function, **options)
+        store = open_store(url)
+        try:
+            follower = cls(store, follow)
+        except BaseException:
+            store.close()
+            raise
+        follower._own = store
+        return follower
 
     def _subscribe(self) -> None:
         """Make the subscription if it is new; let it show the pattern that is followed now."""
@@ -127,6 +147,8 @@ class Follower:
                 self._runner.close()
             self._alive.close()
         self._watch.close()
+        if self._own is not None:
+            self._own.close()
         return done
 
     def run(self) -> None:
@@ -198,6 +220,10 @@ class Follower:
         if self.error is not None:
             return self._poll
         try:
+            if self._lead is None:
+                if (left := self._try_again - time.monotonic()) > 0:
+                    return left  # events that come wake those too who only stand by
+                self._try_again = time.monotonic() + STANDBY
             lead = self._lead or self._take_over()
             return STANDBY if lead is None else self._go_on(lead)
         except LeaseLost as lost:

@@ -10,7 +10,9 @@ from postbus import (
     Context,
     Event,
     EventBus,
+    Follower,
     InstanceMode,
+    InvalidRequest,
     NotFound,
     Status,
     open_store,
@@ -100,6 +102,39 @@ def test_a_single_one_needs_no_lock(bus: EventBus):
     with bus:
         bus.wait_for("s", publish(bus, 1)[-1].id, timeout=LONG)
     assert seen == [1]
+
+
+def test_a_follower_runs_alone(url: str, bus: EventBus):
+    """With a store of its own, given back at the end (S4.3)."""
+    seen: list[Any] = []
+    last = publish(bus, 1, 2, 3)[-1]
+    with Follower.open(url, "s", lambda event: seen.append(event.payload), batch_size=2):
+        bus.wait_for("s", last.id, timeout=LONG)
+    assert seen == [1, 2, 3]
+    with pytest.raises(InvalidRequest, match="on_error"):
+        Follower.open(url, "s", print, on_error="ignore")
+
+
+def test_one_that_stands_by_is_not_kept_busy_by_events(make_bus: Make, monkeypatch: pytest.MonkeyPatch):
+    """Whatever wakes it, it asks for the lead now and then only (S4.7)."""
+    first, second = make_bus(), make_bus()
+    collect(first)
+    asked: list[float] = []
+    lead = second.store.lead
+
+    def asking(*args: Any, **named: Any) -> Any:
+        asked.append(time.monotonic())
+        return lead(*args, **named)
+
+    monkeypatch.setattr(second.store, "lead", asking)
+    with first:
+        first.wait_for("s", publish(first, 0)[-1].id, timeout=LONG)
+        collect(second)
+        with second:
+            for number in range(200):
+                last = publish(first, number)[-1]
+            first.wait_for("s", last.id, timeout=LONG)
+    assert 1 <= len(asked) <= 2 + (asked[-1] - asked[0]) / 0.05, "as often as STANDBY says, whatever happens"
 
 
 # ── pausing, rewinding, deleting ─────────────────────────────────────────────────────────────────────────────────────

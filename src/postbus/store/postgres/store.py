@@ -78,6 +78,7 @@ class PostgresStore(SqlStore):
         self._claimer = self._committer()
         self._settler = self._committer()
         self._holders: set[int] = set()
+        self._trying: psycopg.Connection[Row] | None = None
         self._listens = listen
         self._listener: Listener | None = None
         self._notifier: Notifier | None = None
@@ -115,7 +116,9 @@ class PostgresStore(SqlStore):
             if self._closed:
                 return
             self._closed = True
-            idle, watches = self._idle, list(self._watches)
+            idle, watches, trying = self._idle, list(self._watches), self._trying
+        if trying is not None:
+            trying.close()
         for watch in watches:
             watch.close()
         for part in (self._listener, self._notifier):
@@ -312,20 +315,39 @@ class PostgresStore(SqlStore):
         if self._direct.pooled:
             raise InvalidRequest(f"{self.url}: a pooler lends its connections to others, locks and all: say direct_url")
         with translated(self.url):
-            connection = self._direct.connect()
-        try:
+            connection = self._try_hold(f"{self._address.schema} holds {name}")
+        if connection is None:
+            raise Conflict(f"{self.url}: another process holds {name!r}")
+
+        def check() -> None:
             with translated(self.url):
-                got = connection.execute(HOLD, (f"{self._address.schema} holds {name}",)).fetchone()
-            if got is None or not got[0]:
-                raise Conflict(f"{self.url}: another process holds {name!r}")
+                connection.execute("SELECT 1")
 
-            def check() -> None:
-                with translated(self.url):
-                    connection.execute("SELECT 1")
-
+        try:
             yield check
         finally:
             connection.close()
+
+    def _try_hold(self, name: str) -> psycopg.Connection[Row] | None:
+        """Return a connection that holds a name, or None; one that got nothing is kept for the next who tries."""
+        with self._lock:
+            connection, self._trying = self._trying, None
+        if connection is None or connection.closed or connection.broken:
+            connection = self._direct.connect()
+        try:
+            got = connection.execute(HOLD, (name,)).fetchone()
+        except BaseException:
+            connection.close()
+            raise
+        if got is not None and got[0]:
+            return connection
+        with self._lock:
+            keep = self._trying is None and not self._closed
+            if keep:
+                self._trying = connection
+        if not keep:
+            connection.close()
+        return None
 
     # ── connections ──────────────────────────────────────────────────────────────────────────────────────────────
 
