@@ -31,7 +31,7 @@ from postbus.errors import (
 from postbus.execution import Execution, describe
 from postbus.follow import CheckpointMode, InstanceMode, OnFailure, make_follow
 from postbus.follower import Follower
-from postbus.handlers import Handler, Handlers, OnError, make_handler
+from postbus.handlers import Handler, Handlers, OnError, check_subscription, make_handler
 from postbus.loop import Loop, Signal
 from postbus.model import (
     AttemptError,
@@ -281,6 +281,9 @@ class EventBus:
         dead letter of the subscription `subscriber_id`. Raises InvalidRequest, or Conflict for an id that is taken.
         """
         check_pattern(pattern)
+        check_subscription(subscriber_id)
+        if unknown := ", ".join(sorted(options.keys() - FollowOptions.__annotations__.keys())):
+            raise InvalidRequest(f"there is no option {unknown}; there are {', '.join(FollowOptions.__annotations__)}")
 
         def register(function: F) -> F:
             self._open()

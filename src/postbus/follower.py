@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Final, Self
 from uuid import uuid4
@@ -72,7 +73,7 @@ class Follower:
         self._check_held: Any = None
         self._position = self._saved = 0
         self._unsaved = self._suspects = self._crashes = 0
-        self._unsaved_since = 0.0
+        self._unsaved_since = self._took = 0.0
         self._interrupt = threading.Event()
         self._stopping = self._paused = False
         self._single = follow.instance is InstanceMode.SINGLE
@@ -117,6 +118,9 @@ class Follower:
                 )
             except Conflict:  # made by another at this very moment
                 return self._subscribe()
+            pruned = self._store.span(Stream.EVENTS).pruned
+            if self.follow.start == "beginning" and pruned:
+                tell(logging.WARNING, "follower_begins_late", subscription=self._name, archived_through=pruned)
         if found.mode is not Mode.ORDERED:
             raise Conflict(f"{self._name!r} is a subscription of mode {found.mode}: choose another name to follow by")
         if (found.patterns, found.tags) != ((pattern,), tuple(tags)):
@@ -350,7 +354,6 @@ class Follower:
             if parked:
                 self._handle_beside(lead, group, parked, ahead)
                 return
-        began = time.perf_counter()
         errors = self._doomed(group[0], ahead) or self._attempt(lead, group, last)
         if errors is None:
             if self._handler.transactional:
@@ -362,7 +365,7 @@ class Follower:
             for each in group:
                 self._handle(lead, [each], ahead)
         else:
-            self._give_up(lead, group[0], errors, (time.perf_counter() - began) * 1000)
+            self._give_up(lead, group[0], errors, self._took)
 
     def _handle_beside(self, lead: Lead, group: Sequence[Event], parked: Sequence[Event], ahead: Ahead) -> None:
         """Handle what no dead letter of its key stands before; leave the rest for later."""
@@ -394,14 +397,15 @@ class Follower:
         """
         errors: list[AttemptError] = []
         while True:
-            attempt = len(errors) + 1
+            attempt, began = len(errors) + 1, time.perf_counter()
             try:
                 self._run(lead, group, last, attempt)
             except (LeaseLost, StoreUnavailable):
                 raise
             except Exception as raised:  # noqa: BLE001  the handler's own, or its transaction's
+                self._took = (time.perf_counter() - began) * 1000
                 error, delivery = cause(raised), self._delivery(lead, group[0], attempt)
-                errors.append(describe(error, delivery, self._handler.name))
+                errors.append(replace(describe(error, delivery, self._handler.name), at=self._store.now()))
                 final = isinstance(error, Discard) or len(errors) > self._allowed(group[0]) or len(group) > 1
                 tell_failed(delivery, errors[-1], self._handler, self.follow.on_error if final else "retry")
                 if final:
@@ -468,8 +472,9 @@ class Follower:
 
     def _give_up(self, lead: Lead, event: Event, errors: Sequence[AttemptError], ms: float) -> None:
         if self.follow.on_error == "stop":
+            times = f"{len(errors)} attempt{'s' if len(errors) > 1 else ''}"
             raise MaxRetriesExceeded(
-                f"{self._name!r} stopped before event {event.id} ({event.type}) after {len(errors)} attempts: "
+                f"{self._name!r} stopped before event {event.id} ({event.type}) after {times}: "
                 f"{errors[-1].type}: {errors[-1].message}"
             )
         self._move(lead, event.id, buried=[Burial(event, errors, ms)])

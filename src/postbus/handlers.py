@@ -137,6 +137,11 @@ def make_follower(
         raise InvalidRequest("tags must be a list of strings")
     transactional = "tx" in _parameters(function)
     (_check_tx_signature if transactional else _check_signature)(function)
+    needed = [name for name, each in _parameters(function).items() if each.default is each.empty]
+    if other := set(needed[1:]) - {"ctx", "tx"}:
+        # Elsewhere a second parameter may have any name; here a misspelt tx would cost what tx is for.
+        names = ", ".join(sorted(other))
+        raise InvalidRequest(f"a follower's function takes (event), and ctx and tx by these names, not {names}")
     interest = Interest(check_pattern(pattern), frozenset(tags))
     made = Handler(
         id=uuid4().hex,

@@ -18,6 +18,7 @@ from postbus import (
     LeaseLost,
     MaxRetriesExceeded,
     RetryLater,
+    RetryPolicy,
     Status,
     StoreUnavailable,
 )
@@ -128,6 +129,26 @@ def test_a_failed_retry_of_a_dead_letter_is_logged_too(
         bus.dlq.retry(event.id, "s")
         eventually(lambda: actions(bus, event) == ["FAILED", "RETRIED", "PICKED", "FAILED"])
     assert len(failures(caplog)) == 2
+
+
+def test_a_dead_letter_tells_when_each_attempt_failed_and_how_long_the_last_took(bus: EventBus):
+    """The pause between them is nobody's run time (S4.5)."""
+
+    @bus.follow("s", retry=RetryPolicy(max_retries=1, base_delay=0.5))
+    def fail(_: Event) -> None:
+        raise ValueError("oops")
+
+    (event,) = publish(bus, 1)
+    with bus:
+        bus.wait_for("s", event.id, timeout=LONG)
+        (letter,) = bus.dlq.list(subscription="s")
+        end = bus.get(event.id, include_logs=True).logs[-1]
+    first, last = (each.at for each in letter.errors)
+    assert first is not None
+    assert last is not None
+    assert (last - first).total_seconds() >= 0.5
+    assert end.execution_time_ms is not None
+    assert end.execution_time_ms < 500
 
 
 def test_discard_is_a_dead_letter_at_once(bus: EventBus):

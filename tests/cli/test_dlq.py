@@ -77,6 +77,17 @@ def test_a_purge_goes_by_age(by, data):
     assert [each["action"] for each in data("events", "show", "1")["logs"]][-1] == "PURGED"
 
 
+def test_a_purge_takes_the_named_ones(cli, data):
+    """All of them or none: one that is no dead letter stops it (S1.12)."""
+    first, *rest = [each["event"]["id"] for each in data("dlq", "list")]
+    assert data("dlq", "purge", str(first), "--dry-run") == {"purged": 0, "matching": 1, "dry_run": True}
+    cli("dlq", "purge", str(first), "999999", "--yes", expect=1)
+    cli("dlq", "purge", str(first), "--older-than-days", "1", "--yes", expect=2)
+    cli("dlq", "purge", "--yes", expect=2)
+    assert data("dlq", "purge", str(first), "--yes")["purged"] == 1
+    assert [each["event"]["id"] for each in data("dlq", "list")] == rest
+
+
 @pytest.mark.parametrize("arguments", [[], ["1", "--all"], ["1", "--type", "x"]])
 def test_retry_must_be_told_which(arguments, cli):
     """Ids or `--all`, not both and not neither: exit 2."""

@@ -190,6 +190,15 @@ def test_a_target_that_cannot_run_is_exit_2(target, told, command, folder):
     assert "worker_process_ended" not in stderr
 
 
+def test_a_bus_of_followers_alone_is_worked_on(command, folder):
+    """A follower is work enough (S4.3)."""
+    (folder / "projection.py").write_text(
+        "from postbus import EventBus\nbus = EventBus()\n@bus.follow('sales')\ndef sell(event):\n    pass\n"
+    )
+    process = command("worker", "projection:bus")
+    assert next(entries(process, "worker_ready"))["followers"] == 1
+
+
 def test_a_url_that_the_code_overrules_is_refused(command):
     """`--url` never silently does nothing: exit 2."""
     process = command("worker", "shop:placed", "--url", "sqlite:///other.db")

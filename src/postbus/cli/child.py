@@ -89,9 +89,12 @@ def _apply(bus: EventBus, target: str, flags: dict[str, object]) -> None:
     if url != bus.settings.url:
         raise InvalidRequest(f"{target} names its own URL in the code, so --url has no effect: leave one of them out")
     bus.settings = bus.settings.model_copy(update=flags)
-    if not bus.handlers:
-        raise InvalidRequest(f"{target} has no handlers: decorate a function with @bus.on before the worker starts")
-    told = {"url": bus.store.url, "worker_id": bus.worker_id, "handlers": len(bus.handlers)}
+    if not (bus.handlers or bus.followers):
+        raise InvalidRequest(
+            f"{target} has no handlers: decorate a function with @bus.on or @bus.follow before the worker starts"
+        )
+    told: dict[str, object] = {"url": bus.store.url, "worker_id": bus.worker_id, "handlers": len(bus.handlers)}
+    told |= {"followers": len(bus.followers)} if bus.followers else {}
     logger.info("worker_ready", extra={**told, "concurrency": bus.settings.concurrency})
 
 

@@ -114,12 +114,16 @@ def _retry_each(store: Store, event_ids: set[int], subscription: str | None, *, 
 
 
 @group.command(
-    epilog="Example: postbus dlq purge --older-than-days 30 --dry-run"
+    epilog="Example: postbus dlq purge 7 12 --yes"
+    "\n\nExample: postbus dlq purge --older-than-days 30 --dry-run"
     "\n\nExample: postbus dlq purge --older-than-days 30 --by died_at --yes"
 )
 def purge(
+    event_ids: Annotated[list[int] | None, typer.Argument(metavar="[ID]...", help="The events' ids.")] = None,
     *,
-    older_than_days: Annotated[float, typer.Option(min=0, help="How old they must be; 0 means all of them.")],
+    older_than_days: Annotated[
+        float | None, typer.Option(min=0, help="How old they must be; 0 means all of them.")
+    ] = None,
     by: Annotated[By, typer.Option(help="Count the age from the publishing or from the death.")] = By.CREATED_AT,
     subscription: SubscriptionName = None,
     event_type: EventType = None,
@@ -129,10 +133,29 @@ def purge(
     output: Format = Output.TABLE,
 ) -> None:
     """Remove dead letters for good. The events, and what happened to them, stay in the log."""
+    if bool(event_ids) == (older_than_days is not None):
+        raise InvalidRequest("name the ids to purge, or say --older-than-days")
+    if event_ids and event_type:
+        raise InvalidRequest("--type goes with --older-than-days")
     with existing_store(url) as store:
-        which = DeadLetters(store).older_than(older_than_days, by.value, subscription=subscription, type=event_type)
-        count = _all(store, which, "purge", dry_run=dry_run, yes=yes)
+        if event_ids:
+            count = _purge_each(store, set(event_ids), subscription, dry_run=dry_run, yes=yes)
+        else:
+            days = older_than_days or 0
+            which = DeadLetters(store).older_than(days, by.value, subscription=subscription, type=event_type)
+            count = _all(store, which, "purge", dry_run=dry_run, yes=yes)
     _tell(output, "purged", count, dry_run=dry_run)
+
+
+def _purge_each(store: Store, event_ids: set[int], subscription: str | None, *, dry_run: bool, yes: bool) -> int:
+    """Purge the named ones; if one of them is not dead, none of them is purged."""
+    dead = DeadLetters(store, ACTOR)
+    found = sum(len(dead.get(event_id, subscription)) for event_id in event_ids)
+    if not dry_run:
+        confirm(f"Purge {many(found, 'dead letter')}?", yes=yes)
+        for event_id in event_ids:
+            store.purge_dead(DeadFilter(event_id=event_id, subscription=subscription), ACTOR)
+    return found
 
 
 def _all(store: Store, which: DeadFilter, verb: str, *, dry_run: bool, yes: bool) -> int:

@@ -126,7 +126,8 @@ class _Patient:
     def _gone(self) -> tuple[HandlerRecord, ...]:
         long_ago = self.store.now() - SILENT
         found = self.store.handlers()
-        return tuple(each for each in found if each.seen_at < long_ago or self.store.is_dead(each.owner))
+        silent = [each for each in found if each.seen_at < long_ago or self.store.is_dead(each.owner)]
+        return tuple(each for each in silent if each.subscription not in self.stands)  # those have a check of their own
 
     def lost_leases(self) -> Iterator[Finding]:
         """Find leases that ran out or whose process is dead, and that no worker has taken up."""

@@ -151,10 +151,16 @@ def rewind(
     target = _target(to)
     with existing_store(url) as store:
         before = _rewindable(store, name, target)
+        pruned = store.span(Stream.EVENTS).pruned
         with stderr().status("counting …"):
             found = store.rewind(name, target, ACTOR, dry_run=True)
         if found.again and output is Output.TABLE:
-            say("what it has built stays as it is: where it counts or adds up, empty that first", style="dim")
+            say(
+                "what it has built stays; to build it anew: pause, rewind, empty what it built, resume",
+                style="dim",
+            )
+        if pruned and found.position == pruned and output is Output.TABLE:
+            say(f"everything up to {pruned:,} was archived and does not come again: it is in the lake", style="yellow")
         if not dry_run:
             confirm(f"Rewind {name} from {before.position:,} to {found.position:,}: {_told(before, found)}?", yes=yes)
             with stderr().status("rewinding …"):
@@ -260,7 +266,7 @@ def _at_it(row: dict[str, Any]) -> str:
     stand: Checkpoint | None = row["checkpoint"]
     if stand is not None and stand.worker_id is not None:
         return f"; {stand.worker_id} reads it now"
-    return f"; programs handle it now: {' '.join(row['handlers'])}" if row["handlers"] else ""
+    return f"; programs handle it now: {' '.join(row['handlers'])}" if row["handlers"] and stand is None else ""
 
 
 def _find(store: Store, name: str) -> Subscription:
