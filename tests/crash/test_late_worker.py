@@ -74,9 +74,11 @@ def test_late_worker_cannot_settle(trial: Trial):
     gate = trial.folder / "gate"
     late = trial.start("work", options=SHORT, gate=str(gate))
     until(trial.executions, "the late worker begins")
+    late.hear()  # from then on, it can be asked to end
     late.stop()
     other = trial.start("work", options={"poll_interval": 0.1}, log=str(trial.folder / "other-log"))
     until(lambda: trial.rows("SELECT 1 FROM event_log WHERE action = 'COMPLETED'"), "another worker finishes")
+    other.hear()
     assert other.kill(signal.SIGTERM) == 0, other.errors()
     before = everything(trial)
 

@@ -326,6 +326,8 @@ class PostgresStore(SqlStore):
         try:
             yield check
         finally:
+            with suppress(psycopg.Error):  # a server notices only after a while that a connection is closed
+                connection.execute("SELECT pg_advisory_unlock_all()")
             connection.close()
 
     def _try_hold(self, name: str) -> psycopg.Connection[Row] | None:
