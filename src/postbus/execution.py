@@ -32,7 +32,7 @@ from postbus.observe import logger, probe, tell
 from postbus.retry import RetryPolicy
 from postbus.store.contract import Settled, Settlement, Store, Transaction
 
-__all__ = ["CANCELLED", "Context", "Execution", "Ownership", "Report", "Run", "describe", "handler_log"]
+__all__ = ["CANCELLED", "Context", "Execution", "Ownership", "Report", "Run", "describe", "handler_log", "tell_failed"]
 
 R = TypeVar("R")
 CANCELLED: Final = (asyncio.CancelledError, concurrent.futures.CancelledError)
@@ -381,11 +381,11 @@ class Execution:
         self._move_breaker(handler, lambda breaker, state: breaker.failed(state, self.store.now()))
         if handler.on_error == "record":
             run.recorded.append(told)
-            self._log_failure(handler, delivery, told, "recorded", None)
+            tell_failed(delivery, told, handler, "recorded")
             return None
         outcome = self.decide(delivery, told, error, handler)
         after = outcome.after if isinstance(outcome, Retry) else None
-        self._log_failure(handler, delivery, told, "retry" if after is not None else "dead", after)
+        tell_failed(delivery, told, handler, "retry" if after is not None else "dead", after)
         return outcome
 
     def decide(
@@ -399,25 +399,6 @@ class Execution:
         if isinstance(error, RetryLater):
             return Retry(error.delay, told)
         return Retry(policy.delay(delivery.attempt + 1, self.chance), told)
-
-    @staticmethod
-    def _log_failure(
-        handler: Handler, delivery: Delivery, told: AttemptError, then: str, after: timedelta | None
-    ) -> None:
-        tell(
-            logging.WARNING,
-            "attempt_failed",
-            event_id=delivery.id,
-            event_type=delivery.event.type,
-            subscription=delivery.subscription,
-            handler=handler.name,
-            attempt=delivery.attempt,
-            worker_id=delivery.worker_id,
-            error_type=told.type,
-            error_message=told.message,
-            then=then,
-            retry_in=None if after is None else after.total_seconds(),
-        )
 
     # ── breakers ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -485,6 +466,26 @@ async def in_thread(call: Callable[[], R], left_behind: set[threading.Thread]) -
     except asyncio.CancelledError:
         left_behind.add(thread)
         raise
+
+
+def tell_failed(
+    delivery: Delivery, told: AttemptError, handler: Handler, then: str, after: timedelta | None = None
+) -> None:
+    """Log a failed attempt, and what follows it."""
+    tell(
+        logging.WARNING,
+        "attempt_failed",
+        event_id=delivery.id,
+        event_type=delivery.event.type,
+        subscription=delivery.subscription,
+        handler=handler.name,
+        attempt=delivery.attempt,
+        worker_id=delivery.worker_id,
+        error_type=told.type,
+        error_message=told.message,
+        then=then,
+        retry_in=None if after is None else after.total_seconds(),
+    )
 
 
 def overdue(handler: Handler) -> TimeoutError:

@@ -31,9 +31,9 @@ from postbus.errors import (
     StoreUnavailable,
     UnsafeStore,
 )
-from postbus.execution import CANCELLED, Context, describe, handler_log
+from postbus.execution import CANCELLED, Context, describe, handler_log, tell_failed
 from postbus.follow import Follow, InstanceMode, make_follow
-from postbus.leftovers import Cancelled, HandlerFailed, Leftovers, cause, tell_failed
+from postbus.leftovers import Cancelled, HandlerFailed, Leftovers, cause
 from postbus.loop import Loop
 from postbus.model import AttemptError, Delivery, Event, HandlerRecord, Lease, Mode, Stream
 from postbus.observe import probe, tell

@@ -1,6 +1,5 @@
 """What a follower has left behind: dead letters that are retried, and events parked behind a dead one of their key."""
 
-import logging
 import random
 import time
 from collections import deque
@@ -9,14 +8,12 @@ from datetime import timedelta
 from typing import Final, Protocol
 
 from postbus.errors import Discard, LeaseLost, RetryLater, StoreUnavailable
-from postbus.execution import describe
+from postbus.execution import describe, tell_failed
 from postbus.follow import Follow
-from postbus.handlers import Handler
-from postbus.model import AttemptError, Dead, Delivery, Done, Event, Retry, State
-from postbus.observe import tell
+from postbus.model import Dead, Delivery, Done, Event, Retry, State
 from postbus.store.contract import Claim, Settled, Settlement, Store, Transaction
 
-__all__ = ["Cancelled", "HandlerFailed", "Leftovers", "cause", "tell_failed"]
+__all__ = ["Cancelled", "HandlerFailed", "Leftovers", "cause"]
 
 LOOK_AGAIN: Final = 1.0
 
@@ -37,23 +34,6 @@ class HandlerFailed(Exception):  # noqa: N818  said of the handler
 def cause(raised: Exception) -> BaseException:
     """Return what made an attempt fail."""
     return raised.error if isinstance(raised, HandlerFailed) else raised
-
-
-def tell_failed(delivery: Delivery, told: AttemptError, handler: Handler, then: str) -> None:
-    """Log a failed attempt."""
-    tell(
-        logging.WARNING,
-        "attempt_failed",
-        event_id=delivery.id,
-        event_type=delivery.event.type,
-        subscription=delivery.subscription,
-        handler=handler.name,
-        attempt=delivery.attempt,
-        worker_id=delivery.worker_id,
-        error_type=told.type,
-        error_message=told.message,
-        then=then,
-    )
 
 
 class _Caller(Protocol):
