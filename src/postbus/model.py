@@ -37,6 +37,7 @@ __all__ = [
     "Stream",
     "Subscription",
     "SubscriptionStats",
+    "Token",
 ]
 
 Json = Any
@@ -167,6 +168,8 @@ class DeliveryState:
     lease_until: datetime | None
     lease_expired: bool
     errors: tuple[AttemptError, ...] = ()
+    parked: bool = False
+    """Whether it waits behind a dead letter of its key, in an ordered subscription."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,10 +352,21 @@ class Checkpoint:
     worker_id: str | None = None
     """Who reads an ordered subscription now."""
     held_until: datetime | None = None
+    stopped: str | None = None
+    """Why the last reader stopped for good, if it did and nobody has got further since."""
+    stopped_before: int | None = None
+    """At which event that was, if it was at one."""
+    gone: bool = field(default=False, compare=False)
+    """Whether `worker_id` is known to have ended without a word, although its lease still runs."""
     lag: int = field(default=0, compare=False)
     """How many positions it is behind the head."""
     waiting: timedelta | None = field(default=None, compare=False)
     """How long the first event has waited that it has not done yet."""
+
+    @property
+    def reader(self) -> str | None:
+        """Who reads an ordered subscription now, as far as is known: nobody if that process is gone."""
+        return None if self.gone else self.worker_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,6 +388,15 @@ class Erased:
 
     ids: tuple[int, ...]
     changed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Erasable:
+    """What an erase would blank in the store: of every event that is meant, and of the audit rows that may quote it."""
+
+    ids: tuple[int, ...]
+    events: int
+    audit: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -402,6 +425,23 @@ class SubscriptionStats:
     completed: int
     completed_with_errors: int
     oldest_age: timedelta | None
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """Who may use the HTTP API, and for what. The secret itself is nowhere kept, only its SHA-256."""
+
+    id: str
+    name: str
+    digest: str = field(repr=False)
+    scopes: tuple[str, ...]
+    created_at: datetime
+    expires_at: datetime | None = None
+    revoked_at: datetime | None = None
+
+    def is_good(self, now: datetime) -> bool:
+        """Return whether it may still be used."""
+        return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,14 +131,14 @@ def decode(text: str) -> Json:
     return orjson.loads(text) if text[0] != " " else json.loads(text)
 
 
-def parse(text: str | bytes) -> Json:
+def parse(text: str | bytes, *, limit: int = MAX_PAYLOAD) -> Json:
     """Return the value of JSON text from outside, refusing what Python would change on reading.
 
     Raises InvalidPayloadError for text that is not JSON, too large or too deep, for duplicate keys and for numbers
     that overflow; the result still has to pass `encode`.
     """
-    if len(text) > MAX_PAYLOAD:
-        raise InvalidPayloadError(f"the payload is larger than {MAX_PAYLOAD:,} bytes")
+    if len(text) > limit:
+        raise InvalidPayloadError(f"the payload is larger than {limit:,} bytes")
     try:
         return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite)
     except RecursionError:

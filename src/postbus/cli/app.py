@@ -17,8 +17,10 @@ from postbus.cli import (
     pipeline,
     publish,
     restore_mark,
+    serve,
     stats,
     subscriptions,
+    token,
     worker,
 )
 from postbus.cli.console import say
@@ -70,6 +72,7 @@ for name, module, command in (
     ("demo", demo, demo.demo),
     ("publish", publish, publish.publish),
     ("worker", worker, worker.worker),
+    ("serve", serve, serve.serve),
     ("stats", stats, stats.stats),
     ("doctor", doctor, doctor.doctor),
     ("migrate", migrate, migrate.migrate),
@@ -78,5 +81,5 @@ for name, module, command in (
     ("restore-mark", restore_mark, restore_mark.restore_mark),
 ):
     app.command(name, epilog=module.EXAMPLES)(command)
-for group in (events.group, dlq.group, subscriptions.group, pipeline.group):
+for group in (events.group, dlq.group, subscriptions.group, token.group, pipeline.group):
     app.add_typer(group)

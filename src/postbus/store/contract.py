@@ -17,12 +17,14 @@ from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
 from postbus.breaker import BreakerState
+from postbus.errors import LeaseLost, NotFound
 from postbus.model import (
     AttemptError,
     Checkpoint,
     Dead,
     DeadLetter,
     Delivery,
+    Erasable,
     Erased,
     Event,
     HandlerRecord,
@@ -39,6 +41,7 @@ from postbus.model import (
     Status,
     Stream,
     Subscription,
+    Token,
 )
 from postbus.pattern import Interest
 from postbus.payload import Draft
@@ -53,6 +56,8 @@ __all__ = [
     "Failure",
     "Finding",
     "Lead",
+    "Report",
+    "Reported",
     "Rewound",
     "Settled",
     "Settlement",
@@ -114,6 +119,40 @@ class Settled(StrEnum):
     """This very epoch had recorded the same outcome before; nothing changed."""
     LOST = "lost"
     """The epoch has passed, or has recorded another outcome; nothing changed."""
+
+
+class Report(NamedTuple):
+    """How an attempt ended, as told by a worker that leaves it to the store what follows."""
+
+    event_id: int
+    subscription: str
+    worker_id: str
+    policy: RetryPolicy
+    """Decides what follows a failure, unless the subscription has a policy of its own."""
+    epoch: int | None = None
+    """None: the last lease that this worker had on the event."""
+    failed: bool = False
+    errors: tuple[AttemptError, ...] = ()
+    """What was met on the way; of a failure, the one error."""
+    max_retries: int | None = None
+    """How many retries the failing handler allows; the event's own number goes before it."""
+    delay: timedelta | None = None
+    """When to try again; None: as the policy says."""
+    final: bool = False
+    """Do not try again."""
+    status_code: int | None = None
+    execution_time_ms: float | None = None
+
+
+class Reported(NamedTuple):
+    """What a report has recorded; the entry's own number is known only of one that was there before."""
+
+    entry: LogEntry
+    retry_count: int
+    max_retries: int
+    next_retry_at: datetime | None
+    repeated: bool = False
+    """It had been recorded before; nothing changed."""
 
 
 class Failure(NamedTuple):
@@ -312,11 +351,23 @@ class Store(Protocol):
         """
         ...
 
+    def claim_all(self, claims: Sequence[Claim]) -> list[Claimed]:
+        """Do so for several workers, in their order, in one go."""
+        ...
+
     def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
         """Record how leased deliveries ended; one answer for each, in order.
 
         The epoch is the fence: one that has passed changes nothing (I8). A lease that ran out but was taken by
         nobody is still good. A settlement that loses does not stop its neighbours.
+        """
+        ...
+
+    def report(self, reports: Sequence[Report]) -> list[Reported | LeaseLost | NotFound]:
+        """Record how attempts ended, and decide what follows those that failed; one answer for each, in order.
+
+        Fenced as `settle` is. The same report again changes nothing, and is answered with what it recorded. One that
+        loses is answered with why, and does not stop its neighbours.
         """
         ...
 
@@ -449,8 +500,12 @@ class Store(Protocol):
         """Return whether the subscription is paused; raise LeaseLost if another leads, NotFound if it is gone."""
         ...
 
-    def resign(self, lead: Lead) -> None:
-        """Let another lead; if one does already, nothing changes."""
+    def resign(self, lead: Lead, stopped: str | None = None, before: int | None = None) -> None:
+        """Let another lead; if one does already, nothing changes (I8).
+
+        `stopped` says why the reader has stopped for good, `before` at which event. It shows in the checkpoint until
+        somebody gets further, or rewinds it.
+        """
         ...
 
     def read_on(self, after: int, limit: int, interests: tuple[Interest, ...]) -> Ahead:
@@ -498,6 +553,10 @@ class Store(Protocol):
         """
         ...
 
+    def prunable(self, stream: Stream, through: int) -> int:
+        """Return how many rows of a stream would go if it were pruned up to a position now."""
+        ...
+
     def erase(self, *, uid: str | None = None, key: str | None = None, ids: Collection[int] = (), actor: str) -> Erased:
         """Blank what events of a uid or a key say of anybody, and what `ids` (known from elsewhere) left in the store.
 
@@ -507,6 +566,10 @@ class Store(Protocol):
         lease. A publish that repeats the uid is still a repeat, and brings nothing back. Done in chunks, each all or
         nothing; done again, it changes nothing and returns the same ids. Events published meanwhile may be missed.
         """
+        ...
+
+    def erasable(self, *, uid: str | None = None, key: str | None = None, ids: Collection[int] = ()) -> Erasable:
+        """Return what `erase` would blank; what is blank already does not count."""
         ...
 
     def redeliver(self, subscription: str, ids: Sequence[int], actor: str) -> int:
@@ -614,6 +677,18 @@ class Store(Protocol):
 
     def change_breaker(self, name: str, change: Callable[[BreakerState], BreakerState | None]) -> BreakerState:
         """Move a breaker from its present state to the one `change` returns (None: leave it), atomically."""
+        ...
+
+    def add_token(self, token: Token) -> None:
+        """Keep a token for the HTTP API; its id must be new."""
+        ...
+
+    def tokens(self) -> tuple[Token, ...]:
+        """Return all tokens, oldest first: the revoked and expired ones too."""
+        ...
+
+    def revoke_token(self, identity: str) -> None:
+        """Let a token be used no more; raise NotFound. A second time changes nothing."""
         ...
 
     def tidy(self) -> int:

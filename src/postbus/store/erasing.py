@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Final
 
-from postbus.model import Action
+from postbus.model import Action, Erasable
 from postbus.store.burials import Burials
 from postbus.store.records import checksum, json_array
 from postbus.store.session import Session
 
-__all__ = ["Erasing", "bearing"]
+__all__ = ["Erasing", "bearing", "erasable"]
 
 BLANK: Final = "null"
 LOOK: Final = 10_000
@@ -26,6 +26,12 @@ def bearing(read: Callable[[], AbstractContextManager[Session]], uid: str | None
             found = [] if end is None else session.db.run("bearing", (last, end, uid, key))
         yield from (row[0] for row in found)
         last = end
+
+
+def erasable(session: Session, ids: Sequence[int]) -> Erasable:
+    """Count what there is to blank of these events."""
+    db, array = session.db, json_array(ids)
+    return Erasable(tuple(ids), db.value("erasable_events", (array,)), db.value("erasable_log", (array,)))
 
 
 class Erasing:

@@ -260,8 +260,8 @@ class Followed(ABC):
                 raise deposed(lead.subscription)
             return subscription.paused
 
-    def resign(self, lead: Lead) -> None:
-        self._write(lambda session: session.db.run("resign", (lead.subscription, lead.epoch)))
+    def resign(self, lead: Lead, stopped: str | None = None, before: int | None = None) -> None:
+        self._write(lambda session: session.db.run("resign", (stopped, before, lead.subscription, lead.epoch)))
         self._wake()
 
     def move(self, step: Step) -> None:

@@ -220,7 +220,7 @@ class Leases:
         results: list[Settled] = []
         for start in range(0, len(settlements), CHUNK):
             chunk = settlements[start : start + CHUNK]
-            held = self._held_all([each.lease for each in chunk])
+            held = self.held([each.lease for each in chunk])
             drawn = sum(isinstance(each.outcome, Retry | Dead) for each in chunk if each.lease in held)
             if drawn:
                 first = self._draw(drawn)
@@ -262,7 +262,7 @@ class Leases:
     def _row(self, event_id: int, subscription: str) -> Held:
         return Held._make(self._db.run("delivery", (event_id, subscription))[0])
 
-    def _held_all(self, leases: Sequence[Lease]) -> dict[Lease, Held]:
+    def held(self, leases: Sequence[Lease]) -> dict[Lease, Held]:
         """Return what the fence lets through."""
         held = map(Held._make, self._db.many("held", leases))
         return {Lease(row.event_id, row.subscription, row.epoch): row for row in held}
@@ -360,7 +360,7 @@ class Leases:
 
     def started(self, lease: Lease, worker_id: str) -> None:
         """Record that work has begun."""
-        row = self._held_all([lease]).get(lease)
+        row = self.held([lease]).get(lease)
         if row is None:
             raise LeaseLost(f"the lease on event {lease.event_id} in {lease.subscription!r} has passed to another")
         self._log(row, Action.STARTED, Status.PROCESSING, worker_id)

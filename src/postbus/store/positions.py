@@ -1,5 +1,6 @@
 """The streams by position: how far they go, and how far each follower of them has come."""
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Final, NamedTuple
 
@@ -68,14 +69,15 @@ class Positions:
         strays = self._db.value(NAMES[stream].since, (max(span.pruned, low - DISORDER), low, moment))
         return low if strays is None else strays - 1
 
-    def checkpoints(self) -> tuple[Checkpoint, ...]:
-        """Return all checkpoints by name."""
+    def checkpoints(self, is_dead: Callable[[str], bool] = lambda _: False) -> tuple[Checkpoint, ...]:
+        """Return all checkpoints by name; `is_dead` tells of a process whether it is known to have died."""
         rows = self._db.run("checkpoints")
         heads = {stream: self.span(Stream(stream)).head for stream in {row[1] for row in rows}}
-        return tuple(self._checkpoint(row, heads[row[1]]) for row in rows)
+        return tuple(self._checkpoint(row, heads[row[1]], is_dead) for row in rows)
 
-    def _checkpoint(self, row: Row, head: int) -> Checkpoint:
-        subscription, stream, position, log_id, moved_at, epoch, worker_id, held_until = row
+    def _checkpoint(self, row: Row, head: int, is_dead: Callable[[str], bool]) -> Checkpoint:
+        subscription, stream, position, log_id, moved_at, epoch, worker_id, held_until, *rest = row
+        holder, unlocked, stopped, stopped_before = rest
         held = held_until is not None and held_until > self._now
         since = self._db.run(NAMES[Stream(stream)].when, (position,)) if position < head else []
         return Checkpoint(
@@ -87,6 +89,9 @@ class Positions:
             epoch=epoch,
             worker_id=worker_id if held else None,
             held_until=from_micros(held_until) if held else None,
+            stopped=stopped,
+            stopped_before=stopped_before,
+            gone=held and (bool(unlocked) or is_dead(holder)),
             lag=max(0, head - position),
             waiting=timedelta(microseconds=max(0, self._now - since[0][1])) if since else None,
         )

@@ -15,11 +15,12 @@ class _Statements(NamedTuple):
 
     chunk: str
     remove: str
+    tally: str
 
 
 STATEMENTS: Final = {
-    Stream.EVENTS: _Statements("chunk_events", "prune_events"),
-    Stream.AUDIT: _Statements("chunk_audit", "prune_audit"),
+    Stream.EVENTS: _Statements("chunk_events", "prune_events", "prunable_events"),
+    Stream.AUDIT: _Statements("chunk_audit", "prune_audit", "prunable_audit"),
 }
 
 
@@ -27,7 +28,7 @@ class Pruning:
     """Prunes one stream on one transaction's connection, while nobody makes a subscription or prunes beside it."""
 
     def __init__(self, session: Session, stream: Stream) -> None:
-        """Work inside a write transaction."""
+        """Work inside a transaction; only `step` writes."""
         self._session = session
         self._db = session.db
         self._stream = stream
@@ -43,6 +44,10 @@ class Pruning:
         self._db.run("raise_pruned", (reached, NAMES[self._stream].pruned))
         removed = self._db.count(names.remove, (after, reached)) if count else 0
         return Pruned(removed, count - removed, reached, done)
+
+    def prunable(self, through: int) -> int:
+        """Count what may go up to a position, whatever was pruned before."""
+        return self._db.value(STATEMENTS[self._stream].tally, (through,))
 
     def _require_room(self, after: int, through: int) -> None:
         span = Positions(self._session).span(self._stream)

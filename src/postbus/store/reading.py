@@ -122,6 +122,7 @@ class Reading:
                 lease_until=moment(due_at) if leased else None,
                 lease_expired=leased and due_at <= self._now,
                 errors=decode_errors(errors),
+                parked=state == State.PARKED,
             )
 
     def logs(self, event_id: int) -> tuple[LogEntry, ...]:

@@ -17,13 +17,14 @@ import orjson
 
 from postbus.breaker import BreakerState
 from postbus.clock import from_micros, to_micros
-from postbus.errors import Conflict, EventBusShutdownError, InvalidRequest, StoreUnavailable
+from postbus.errors import Conflict, EventBusShutdownError, InvalidRequest, LeaseLost, NotFound, StoreUnavailable
 from postbus.model import (
     AttemptError,
     Checkpoint,
     Dead,
     DeadLetter,
     Delivery,
+    Erasable,
     Erased,
     Event,
     HandlerRecord,
@@ -37,15 +38,27 @@ from postbus.model import (
     Status,
     Stream,
     Subscription,
+    Token,
 )
 from postbus.observe import probe
 from postbus.pattern import Interest
 from postbus.payload import Draft
 from postbus.retry import RetryPolicy
 from postbus.store.burials import Burials
-from postbus.store.contract import Claim, Claimed, DeadFilter, Failure, Settled, Settlement, Watch, Work
+from postbus.store.contract import (
+    Claim,
+    Claimed,
+    DeadFilter,
+    Failure,
+    Report,
+    Reported,
+    Settled,
+    Settlement,
+    Watch,
+    Work,
+)
 from postbus.store.diverting import Diverting
-from postbus.store.erasing import Erasing, bearing
+from postbus.store.erasing import Erasing, bearing, erasable
 from postbus.store.following import Followed
 from postbus.store.leases import Leases, Taken
 from postbus.store.liveness import Liveness
@@ -54,10 +67,11 @@ from postbus.store.pruning import Pruning
 from postbus.store.reading import Reading, dead_keys, tags_filter
 from postbus.store.records import UNREADABLE, claimed_event, moment, quick_delivery, split_tags
 from postbus.store.redelivering import redeliver
+from postbus.store.reports import Reports
 from postbus.store.session import Row, Session, bump
 from postbus.store.staging import drop_some, sunk_before, tidied
 
-__all__ = ["SqlStore", "Won"]
+__all__ = ["Kind", "SqlStore", "Won", "kind"]
 
 R = TypeVar("R")
 DEDUP_WINDOW: Final = timedelta(days=7)
@@ -81,6 +95,15 @@ class Won(NamedTuple):
     """The subscription's own."""
     now: int
     more: bool = True
+
+
+Kind = tuple[str, tuple[Interest, ...], tuple[Interest, ...]]
+"""What decides which deliveries a claim may have: its subscription, interests and what is blocked."""
+
+
+def kind(claim: Claim) -> Kind:
+    """Return what decides which deliveries a claim may have."""
+    return claim.subscription, claim.interests, claim.blocked
 
 
 class SqlStore(Followed):
@@ -136,8 +159,26 @@ class SqlStore(Followed):
         """Publish all of a part in this transaction, return how many are new; raise Conflict unless it has `rows`."""
 
     @abstractmethod
-    def _claim(self, claim: Claim) -> Won:
-        """Lease what is due."""
+    def _claim_all(self, claims: Sequence[Claim]) -> list[Won]:
+        """Lease what is due, to each in turn."""
+
+    def _taken(self, session: Session, claims: Sequence[Claim]) -> list[Won]:
+        """Lease to each in turn; where one found nothing, the next of its kind need not look."""
+        nothing: dict[tuple[Kind, bool], Won] = {}
+        results: list[Won] = []
+        for each in claims:
+            key = kind(each), each.alone
+            won = nothing.get(key)
+            if won is None:
+                won = self._take(session, each)
+                if not won.taken:
+                    nothing[key] = won
+            results.append(won)
+        return results
+
+    def _take(self, session: Session, claim: Claim) -> Won:
+        taken, suspects = self._leases(session).claim(claim)
+        return Won(taken, suspects, None, session.catalog.subscription(claim.subscription).retry, session.now)
 
     def _event_rows(self, ids: list[int]) -> dict[int, Row]:
         """Return the rows of events by id."""
@@ -169,22 +210,31 @@ class SqlStore(Followed):
     # ── the lease verbs ──────────────────────────────────────────────────────────────────────────────────────────
 
     def claim(self, claim: Claim) -> Claimed:
-        won = self._claim(claim)
-        if not won.taken:
-            return Claimed(next_due=won.next_due, suspects=won.suspects, more=won.more)
+        return self.claim_all([claim])[0]
+
+    def claim_all(self, claims: Sequence[Claim]) -> list[Claimed]:
+        wons = self._claim_all(claims)
         try:
-            loaded = self._loaded(claim, won)
-            more = won.more or len(loaded) < len(won.taken)
-            return Claimed(loaded, won.next_due, suspects=won.suspects, more=more)
+            ids = [each.event_id for won in wons for each in won.taken]
+            few = self._event_rows(ids) if len(claims) > 1 and 0 < len(ids) <= LOAD_CHUNK else {}
+            return [self._claimed(claim, won, few) for claim, won in zip(claims, wons, strict=True)]
         except BaseException:
-            self.release([each.lease(claim.subscription) for each in won.taken], claim.worker_id)
+            for claim, won in zip(claims, wons, strict=True):
+                self.release([each.lease(claim.subscription) for each in won.taken], claim.worker_id)
             raise
 
-    def _loaded(self, claim: Claim, won: Won) -> tuple[Delivery, ...]:
+    def _claimed(self, claim: Claim, won: Won, few: dict[int, Row]) -> Claimed:
+        if not won.taken:
+            return Claimed(next_due=won.next_due, suspects=won.suspects, more=won.more)
+        loaded = self._loaded(claim, won, few)
+        more = won.more or len(loaded) < len(won.taken)
+        return Claimed(loaded, won.next_due, suspects=won.suspects, more=more)
+
+    def _loaded(self, claim: Claim, won: Won, few: dict[int, Row]) -> tuple[Delivery, ...]:
         """Return the deliveries with their events; read after the commit, so that other writers need not wait.
 
         An event that cannot be read is buried with the reason, and does not harm its neighbours. What would take too
-        much memory at once is handed back.
+        much memory at once is handed back. `few`: the events' rows, if they have been read already.
         """
         taken, now, until = won.taken, from_micros(won.now), from_micros(won.taken[0].until)
         policy = won.policy or claim.policy
@@ -193,7 +243,7 @@ class SqlStore(Followed):
         size, step = 0, LOAD_CHUNK
         while taken and size < LOAD_BYTES:
             chunk, taken = taken[:step], taken[step:]
-            rows = self._event_rows([each.event_id for each in chunk])
+            rows = few or self._event_rows([each.event_id for each in chunk])
             size += sum(len(row[7]) for row in rows.values())
             # The first few tell how large payloads are: of small ones, all the rest may be read at once.
             step = LOAD_CHUNK if size * len(taken) > LOAD_BYTES * len(chunk) else len(taken)
@@ -214,6 +264,11 @@ class SqlStore(Followed):
 
     def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
         results = self._write(lambda session: self._leases(session).settle(settlements))
+        self._ring()
+        return results
+
+    def report(self, reports: Sequence[Report]) -> list[Reported | LeaseLost | NotFound]:
+        results = self._write(lambda session: Reports(session, self._leases(session)).report(reports))
         self._ring()
         return results
 
@@ -294,7 +349,7 @@ class SqlStore(Followed):
     def stats(self) -> Stats:
         dead = {each.owner for each in self.handlers() if self.is_dead(each.owner)}
         with self._read() as session:
-            return replace(Reading(session).stats(dead), checkpoints=Positions(session).checkpoints())
+            return replace(Reading(session).stats(dead), checkpoints=Positions(session).checkpoints(self.is_dead))
 
     # ── dead letters ─────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -353,7 +408,7 @@ class SqlStore(Followed):
 
     def checkpoints(self) -> tuple[Checkpoint, ...]:
         with self._look() as session:
-            return Positions(session).checkpoints()
+            return Positions(session).checkpoints(self.is_dead)
 
     def prune(
         self, stream: Stream, *, after: int, through: int, limit: int = 10_000, past: Collection[str] = ()
@@ -364,17 +419,31 @@ class SqlStore(Followed):
         self._reclaim(stream, done=step.done)
         return step
 
-    def erase(self, *, uid: str | None = None, key: str | None = None, ids: Collection[int] = (), actor: str) -> Erased:
+    def prunable(self, stream: Stream, through: int) -> int:
+        with self._read() as session:
+            return Pruning(session, stream).prunable(through)
+
+    def _meant(self, uid: str | None, key: str | None, ids: Collection[int]) -> Sequence[int]:
+        """Return the events that an erase is about; raise InvalidRequest if that is nothing, or said in two ways."""
         if (uid is not None and key is not None) or not (uid or key or ids):
             raise InvalidRequest("erase by a uid or by a key, or name the ids")
-        wanted = sorted({*ids, *bearing(self._read, uid, key)})
+        return sorted({*ids, *bearing(self._read, uid, key)})
+
+    def erasable(self, *, uid: str | None = None, key: str | None = None, ids: Collection[int] = ()) -> Erasable:
+        wanted = self._meant(uid, key, ids)
+        with self._read() as session:
+            return erasable(session, wanted)
+
+    def erase(self, *, uid: str | None = None, key: str | None = None, ids: Collection[int] = (), actor: str) -> Erased:
+        wanted = self._meant(uid, key, ids)
         changed = 0
         for start in range(0, len(wanted), CHUNK):
             chunk = wanted[start : start + CHUNK]
             changed += self._beside(lambda session, chunk=chunk: Erasing(session, actor).erase(chunk))
-        if changed:
+        if wanted:  # also where nothing changed: whoever was killed here left its space, and what lies in it
             self._reclaim(Stream.EVENTS, done=True)
             self._reclaim(Stream.AUDIT, done=True)
+        if changed:
             self._wake()
         return Erased(tuple(wanted), changed)
 
@@ -548,6 +617,22 @@ class SqlStore(Followed):
         state = self._write(move)
         self._wake()
         return state
+
+    def add_token(self, token: Token) -> None:
+        row = (token.id, token.name, token.digest, orjson.dumps(token.scopes).decode(), to_micros(token.created_at))
+        ends = None if token.expires_at is None else to_micros(token.expires_at)
+        self._write(lambda session: session.db.run("add_token", (*row, ends)))
+
+    def tokens(self) -> tuple[Token, ...]:
+        with self._read() as session:
+            return tuple(
+                Token(identity, name, digest, tuple(orjson.loads(scopes)), from_micros(made), moment(ends), moment(end))
+                for identity, name, digest, scopes, made, ends, end in session.db.run("tokens")
+            )
+
+    def revoke_token(self, identity: str) -> None:
+        if not self._write(lambda session: session.db.count("revoke_token", (session.now, identity))):
+            raise NotFound(f"there is no token {identity!r}")
 
     def tidy(self) -> int:
 

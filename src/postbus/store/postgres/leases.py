@@ -96,7 +96,8 @@ class PostgresLeases(Leases):
             for epoch, (_, event_id, _, attempt, retry_count, _, _) in enumerate(rows, first)
         ]
 
-    def _held_all(self, leases: Sequence[Lease]) -> dict[Lease, Held]:
+    def held(self, leases: Sequence[Lease]) -> dict[Lease, Held]:
+        """Return what the fence lets through, locked in the order of ids."""
         held = map(Held._make, self._db.run("held_all", self._arrays(leases)))
         return {Lease(row.event_id, row.subscription, row.epoch): row for row in held}
 

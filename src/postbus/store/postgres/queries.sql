@@ -467,8 +467,16 @@ SELECT min(id) FROM postbus.events WHERE id > $1 AND id <= $2 AND created_at >= 
 SELECT min(id) FROM postbus.event_log WHERE id > $1 AND id <= $2 AND created_at >= postbus.at($3);
 
 -- name: checkpoints
+-- Whoever reads by the lock that followers hold, and holds it no more, is gone: also from another host.
 SELECT c.subscription, c.stream, c.position, c.log_id, postbus.micros(c.moved_at), c.epoch, c.worker_id,
-       postbus.micros(c.held_until)
+       postbus.micros(c.held_until), c.holder,
+       c.locked AND NOT EXISTS (
+           SELECT 1 FROM pg_locks AS l
+            WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted
+              AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+              AND (l.classid::bigint << 32 | l.objid::bigint)
+                  = hashtextextended('postbus' || ' holds follower ' || c.subscription, 11)),
+       c.stopped, c.stopped_before
   FROM postbus.checkpoints AS c JOIN postbus.subscriptions AS s ON s.name = c.subscription
  ORDER BY c.subscription COLLATE "C";
 
@@ -571,6 +579,14 @@ DELETE FROM postbus.event_log AS l
  WHERE l.id > $1 AND l.id <= $2
    AND (SELECT 1 FROM postbus.deliveries AS d WHERE d.event_id = l.event_id LIMIT 1) IS NULL;
 
+-- name: prunable_events
+SELECT count(*) FROM postbus.events AS e
+ WHERE e.id <= $1 AND (SELECT 1 FROM postbus.deliveries AS d WHERE d.event_id = e.id LIMIT 1) IS NULL;
+
+-- name: prunable_audit
+SELECT count(*) FROM postbus.event_log AS l
+ WHERE l.id <= $1 AND (SELECT 1 FROM postbus.deliveries AS d WHERE d.event_id = l.event_id LIMIT 1) IS NULL;
+
 -- name: bearing
 -- No index holds uids or keys of the log: a range of it is read.
 SELECT id FROM postbus.events WHERE id > $1 AND id <= $2 AND (uid = $3::text OR key = $4::text) ORDER BY id;
@@ -604,6 +620,19 @@ RETURNING id;
 UPDATE postbus.event_log SET error_message = NULL, errors = NULL
  WHERE event_id = $1 AND (error_message IS NOT NULL OR errors IS NOT NULL)
 RETURNING event_id;
+
+-- name: erasable_events
+SELECT count(*)
+  FROM unnest(translate($1, '[]', '{}')::bigint[]) AS wanted (id)
+ CROSS JOIN LATERAL (SELECT 1 FROM postbus.events AS v
+                      WHERE v.id = wanted.id AND (v.payload::text <> 'null' OR v.title IS NOT NULL
+                            OR v.description IS NOT NULL OR v.metadata::text <> '{}') OFFSET 0) AS e;
+
+-- name: erasable_log
+SELECT count(*)
+  FROM unnest(translate($1, '[]', '{}')::bigint[]) AS wanted (id)
+ CROSS JOIN LATERAL (SELECT 1 FROM postbus.event_log AS v
+                      WHERE v.event_id = wanted.id AND (v.error_message IS NOT NULL OR v.errors IS NOT NULL) OFFSET 0) AS l;
 
 -- name: ways_of
 -- What decides an event's way, and nothing that may be large.
@@ -639,15 +668,21 @@ SELECT position FROM postbus.checkpoints WHERE subscription = $1;
 SELECT epoch FROM postbus.checkpoints WHERE subscription = $1;
 
 -- name: resign
-UPDATE postbus.checkpoints SET holder = NULL, locked = false, held_until = NULL WHERE subscription = $1 AND epoch = $2;
+-- What an earlier reader has stopped at stands until somebody gets further.
+UPDATE postbus.checkpoints
+   SET holder = NULL, locked = false, held_until = NULL, stopped = coalesce($1::text, stopped),
+       stopped_before = CASE WHEN $1::text IS NULL THEN stopped_before ELSE $2::bigint END
+ WHERE subscription = $3 AND epoch = $4;
 
 -- name: move_lead
 -- The epoch is the fence: whoever was deposed moves nothing.
-UPDATE postbus.checkpoints SET position = $1, moved_at = postbus.at($2), crashes = 0
+UPDATE postbus.checkpoints
+   SET position = $1, moved_at = postbus.at($2), crashes = 0, stopped = NULL, stopped_before = NULL
  WHERE subscription = $3 AND epoch = $4 AND position <= $1;
 
 -- name: move_firmly
-UPDATE postbus.checkpoints SET position = $1, moved_at = postbus.now(), crashes = 0
+UPDATE postbus.checkpoints
+   SET position = $1, moved_at = postbus.now(), crashes = 0, stopped = NULL, stopped_before = NULL
  WHERE subscription = $2 AND epoch = $3 AND position <= $1;
 
 -- name: move_lightly
@@ -656,7 +691,7 @@ SELECT postbus.move_lightly($1, $2, $3);
 -- name: rewind
 UPDATE postbus.checkpoints
    SET position = $1, moved_at = postbus.at($2), epoch = $3, log_id = $4, holder = NULL, locked = false,
-       held_until = NULL, crashes = 0
+       held_until = NULL, crashes = 0, stopped = NULL, stopped_before = NULL
  WHERE subscription = $5;
 
 -- name: bury_followed
@@ -690,3 +725,14 @@ SELECT d.event_id, e.key, d.state
 
 -- name: kinds_between
 SELECT type, tags, count(*) FROM postbus.events WHERE id > $1 AND id <= $2 GROUP BY type, tags;
+
+-- name: add_token
+INSERT INTO postbus.tokens (id, name, digest, scopes, created_at, expires_at)
+VALUES ($1, $2, $3, $4, postbus.at($5), postbus.at($6));
+
+-- name: tokens
+SELECT id, name, digest, scopes, postbus.micros(created_at), postbus.micros(expires_at), postbus.micros(revoked_at)
+  FROM postbus.tokens ORDER BY created_at, id;
+
+-- name: revoke_token
+UPDATE postbus.tokens SET revoked_at = coalesce(revoked_at, postbus.at($1)) WHERE id = $2;

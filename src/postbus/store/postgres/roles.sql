@@ -28,6 +28,7 @@ REVOKE ALL ON ALL ROUTINES IN SCHEMA postbus FROM PUBLIC, postbus_reader, postbu
 -- ── reader: looks at everything, changes nothing ────────────────────────────────────────────────────────────────
 GRANT USAGE ON SCHEMA postbus TO postbus_reader;
 GRANT SELECT ON ALL TABLES IN SCHEMA postbus TO postbus_reader;
+REVOKE SELECT ON postbus.tokens FROM postbus_reader; -- who looks at events need not know who may use the API
 GRANT SELECT ON SEQUENCE postbus.events_id_seq, postbus.event_log_id_seq TO postbus_reader;
 GRANT EXECUTE ON FUNCTION postbus.now, postbus.at, postbus.micros, postbus.namespace, postbus.pins, postbus.head
     TO postbus_reader;

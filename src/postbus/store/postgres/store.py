@@ -32,7 +32,7 @@ from postbus.store.queries import load_migrations
 from postbus.store.reading import Reading
 from postbus.store.records import decoding, json_array, moment
 from postbus.store.session import Row, Session
-from postbus.store.sql import SqlStore, Won
+from postbus.store.sql import SqlStore, Won, kind
 from postbus.store.staging import require_all, require_part
 from postbus.store.transaction import CallersTransaction
 
@@ -239,20 +239,17 @@ class PostgresStore(SqlStore):
     def _leases(self, session: Session) -> PostgresLeases:
         return PostgresLeases(session, self._marks)
 
-    def _claim(self, claim: Claim) -> Won:
+    def _claim_all(self, claims: Sequence[Claim]) -> list[Won]:
+        return self._run(self._claimer, lambda session: self._taken(session, claims))
+
+    def _take(self, session: Session, claim: Claim) -> Won:
         wanted = replace(claim, limit=min(claim.limit, MAX_CLAIM))
-
-        def take(session: Session) -> Won:
-            subscription = session.catalog.subscription(claim.subscription)
-            taken, suspects = self._leases(session).claim(wanted)
-            more = suspects or len(taken) == wanted.limit
-            won = Won(taken, suspects, None, subscription.retry, session.now, more)
-            if more or subscription.paused:
-                return won
-            selection = session.catalog.select(claim.subscription, claim.interests, claim.blocked)
-            return won._replace(next_due=moment(Reading(session).next_due(selection)))
-
-        return self._run(self._claimer, take)
+        won = super()._take(session, wanted)
+        more = won.suspects or len(won.taken) == wanted.limit
+        if more or session.catalog.subscription(claim.subscription).paused:
+            return won._replace(more=more)
+        selection = session.catalog.select(*kind(claim))
+        return won._replace(more=False, next_due=moment(Reading(session).next_due(selection)))
 
     def _event_rows(self, ids: list[int]) -> dict[int, Row]:
         """Read them as they are: an event never changes, so that no snapshot is needed."""

@@ -21,6 +21,7 @@ R = TypeVar("R")
 SQL: Final = load_queries("postbus.store.sqlite")
 WITHOUT_WAL_RESET_BUG: Final = ((3_051_003, 4_000_000), (3_050_007, 3_051_000), (3_044_006, 3_045_000))
 BUSY_SECONDS: Final = 30.0
+READER_MS: Final = 1_000
 PATIENT_AFTER: Final = 100
 SQLITE_ERRORS: Final = (apsw.Error, UnicodeDecodeError)
 CACHE_KIB: Final = 65_536
@@ -57,6 +58,7 @@ class Database:
             if _patiently(self._into_wal) != "wal":
                 raise UnsafeStore(f"{path}: this place does not allow SQLite's WAL (a network drive?)")
             pragma("wal_autocheckpoint", CHECKPOINT_PAGES)
+            pragma("secure_delete", "fast")  # in pages that are written anyway: what is erased must not lie on there
         pragma("synchronous", "full")
         pragma("fullfsync", 1)
         pragma("checkpoint_fullfsync", 1)
@@ -162,9 +164,18 @@ class Database:
         finally:
             self._apsw.pragma("synchronous", "full")
 
+    @contextmanager
+    def overwriting(self) -> Generator[None]:
+        """Write zeros over pages, too, that become free meanwhile: nothing that is deleted lies on in them."""
+        self._apsw.pragma("secure_delete", 1)
+        try:
+            yield
+        finally:
+            self._apsw.pragma("secure_delete", "fast")
+
     def empty_wal(self) -> None:
-        """Bring everything into the file itself and cut off the WAL, unless somebody reads: that is not waited for."""
-        self._apsw.set_busy_handler(None)
+        """Bring everything into the file itself and cut off the WAL, unless somebody goes on reading for a second."""
+        self._apsw.set_busy_timeout(READER_MS)
         try:
             with suppress(apsw.BusyError, apsw.LockedError):
                 self._apsw.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)

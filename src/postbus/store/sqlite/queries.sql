@@ -391,8 +391,9 @@ SELECT min(id) FROM events WHERE id > ? AND id <= ? AND created_at >= ?;
 SELECT min(id) FROM event_log WHERE id > ? AND id <= ? AND created_at >= ?;
 
 -- name: checkpoints
-SELECT c.subscription, c.stream, c.position, c.log_id, c.moved_at, c.epoch, c.worker_id,
-       c.held_until
+-- No lock is looked at: here all processes are on one host, where it is known of each whether it lives.
+SELECT c.subscription, c.stream, c.position, c.log_id, c.moved_at, c.epoch, c.worker_id, c.held_until, c.holder, 0,
+       c.stopped, c.stopped_before
   FROM checkpoints AS c JOIN subscriptions AS s ON s.name = c.subscription ORDER BY c.subscription;
 
 -- name: add_checkpoint
@@ -484,6 +485,13 @@ DELETE FROM events
 DELETE FROM event_log
  WHERE id > ? AND id <= ? AND NOT EXISTS (SELECT 1 FROM deliveries AS d WHERE d.event_id = event_log.event_id);
 
+-- name: prunable_events
+SELECT count(*) FROM events WHERE id <= ? AND NOT EXISTS (SELECT 1 FROM deliveries AS d WHERE d.event_id = events.id);
+
+-- name: prunable_audit
+SELECT count(*) FROM event_log
+ WHERE id <= ? AND NOT EXISTS (SELECT 1 FROM deliveries AS d WHERE d.event_id = event_log.event_id);
+
 -- name: bearing
 -- No index holds uids or keys of the log: a range of it is read.
 SELECT id FROM events WHERE id > ?1 AND id <= ?2 AND (uid = ?3 OR key = ?4) ORDER BY id;
@@ -509,6 +517,14 @@ RETURNING id;
 UPDATE event_log SET error_message = NULL, errors = NULL
  WHERE event_id = ? AND (error_message IS NOT NULL OR errors IS NOT NULL)
 RETURNING event_id;
+
+-- name: erasable_events
+SELECT count(*) FROM json_each(?1) AS wanted CROSS JOIN events AS e ON e.id = wanted.value
+ WHERE e.payload <> 'null' OR e.title IS NOT NULL OR e.description IS NOT NULL OR e.metadata <> '{}';
+
+-- name: erasable_log
+SELECT count(*) FROM json_each(?1) AS wanted CROSS JOIN event_log AS l ON l.event_id = wanted.value
+ WHERE l.error_message IS NOT NULL OR l.errors IS NOT NULL;
 
 -- name: ways_of
 -- What decides an event's way, and nothing that may be large.
@@ -541,16 +557,21 @@ SELECT position FROM checkpoints WHERE subscription = ?;
 SELECT epoch FROM checkpoints WHERE subscription = ?;
 
 -- name: resign
-UPDATE checkpoints SET holder = NULL, locked = 0, held_until = NULL WHERE subscription = ? AND epoch = ?;
+-- What an earlier reader has stopped at stands until somebody gets further.
+UPDATE checkpoints
+   SET holder = NULL, locked = 0, held_until = NULL, stopped = coalesce(?1, stopped),
+       stopped_before = CASE WHEN ?1 IS NULL THEN stopped_before ELSE ?2 END
+ WHERE subscription = ?3 AND epoch = ?4;
 
 -- name: move_lead
 -- The epoch is the fence: whoever was deposed moves nothing.
-UPDATE checkpoints SET position = ?1, moved_at = ?2, crashes = 0
+UPDATE checkpoints SET position = ?1, moved_at = ?2, crashes = 0, stopped = NULL, stopped_before = NULL
  WHERE subscription = ?3 AND epoch = ?4 AND position <= ?1;
 
 -- name: rewind
 UPDATE checkpoints
-   SET position = ?, moved_at = ?, epoch = ?, log_id = ?, holder = NULL, locked = 0, held_until = NULL, crashes = 0
+   SET position = ?, moved_at = ?, epoch = ?, log_id = ?, holder = NULL, locked = 0, held_until = NULL, crashes = 0,
+       stopped = NULL, stopped_before = NULL
  WHERE subscription = ?;
 
 -- name: bury_followed
@@ -582,3 +603,12 @@ SELECT d.event_id, e.key, d.state
 
 -- name: kinds_between
 SELECT type, tags, count(*) FROM events WHERE id > ? AND id <= ? GROUP BY type, tags;
+
+-- name: add_token
+INSERT INTO tokens (id, name, digest, scopes, created_at, expires_at) VALUES (?, ?, ?, ?, ?, ?);
+
+-- name: tokens
+SELECT id, name, digest, scopes, created_at, expires_at, revoked_at FROM tokens ORDER BY created_at, id;
+
+-- name: revoke_token
+UPDATE tokens SET revoked_at = coalesce(revoked_at, ?) WHERE id = ?;

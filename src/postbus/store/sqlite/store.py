@@ -12,7 +12,6 @@ import apsw
 from postbus.clock import Clock, to_micros
 from postbus.errors import Conflict, UnsafeStore
 from postbus.model import Event, Stream
-from postbus.pattern import Interest
 from postbus.payload import Draft
 from postbus.store.catalog import Catalog
 from postbus.store.committer import Committer
@@ -24,7 +23,7 @@ from postbus.store.queries import load_migrations
 from postbus.store.reading import Reading
 from postbus.store.records import decoding, moment
 from postbus.store.session import Session
-from postbus.store.sql import SqlStore, Won
+from postbus.store.sql import Kind, SqlStore, Won, kind
 from postbus.store.sqlite.appending import Appending
 from postbus.store.sqlite.connection import SQLITE_ERRORS, Database, translate, translated
 from postbus.store.sqlite.inspection import inspect
@@ -57,7 +56,7 @@ class SqliteStore(SqlStore):
         self._data_version = -1
         self._readers: list[tuple[Database, Catalog]] = []
         self._published = 0
-        self._looked: dict[tuple[str, tuple[Interest, ...], tuple[Interest, ...]], int] = {}
+        self._looked: dict[Kind, int] = {}
         """For each kind of claim: how often this process had published when it last found less than it asked for."""
         self._database = Database(path, on_rollback=self._catalog.forget)
         self._committer = Committer(self._database)
@@ -138,32 +137,47 @@ class SqliteStore(SqlStore):
 
     # ── claiming ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _claim(self, claim: Claim) -> Won:
-        key = (claim.subscription, claim.interests, claim.blocked)
+    def _claim_all(self, claims: Sequence[Claim]) -> list[Won]:
+        """Lease what is due; what nothing is known to have come for is looked at before waiting for the write lock."""
         published = self._published
-        if self._looked.get(key, published) == published:
-            # Nothing is known to have come: look before waiting for the write lock.
+        nothing: dict[Kind, Won] = {}
+        for key in {kind(each) for each in claims}:
+            if self._looked.get(key, published) == published and (won := self._look_first(key)) is not None:
+                nothing[key] = won
+                self._looked[key] = published
+        asked = [each for each in claims if kind(each) not in nothing]
+        wons = iter(self._write(lambda session: self._taken(session, asked)) if asked else ())
+        results: list[Won] = []
+        for each in claims:
+            key = kind(each)
+            won = nothing[key] if key in nothing else next(wons)
+            if key not in nothing:
+                self._remember(key, published if len(won.taken) < each.limit else -1)
+            results.append(won)
+        for key in {kind(each) for each, won in zip(claims, results, strict=True) if not won.taken} - nothing.keys():
             with self._read() as session:
-                reading, selection = Reading(session), session.catalog.select(*key)
-                if session.catalog.subscription(claim.subscription).paused:
-                    return Won([], suspects=False, next_due=None, policy=None, now=session.now)
-                if not reading.is_due(selection):
-                    self._looked[key] = published
-                    nothing = Won([], suspects=False, next_due=None, policy=None, now=session.now)
-                    return nothing._replace(next_due=moment(reading.next_due(selection)))
+                due = moment(Reading(session).next_due(session.catalog.select(*key)))
+            results = [
+                won._replace(next_due=due) if kind(each) == key and not won.taken else won
+                for each, won in zip(claims, results, strict=True)
+            ]
+        return results
 
-        def take(session: Session) -> Won:
-            taken, suspects = self._leases(session).claim(claim)
-            return Won(taken, suspects, None, session.catalog.subscription(claim.subscription).retry, session.now)
+    def _look_first(self, key: Kind) -> Won | None:
+        """Return that there is nothing to claim, if so."""
+        with self._read() as session:
+            nothing = Won([], suspects=False, next_due=None, policy=None, now=session.now)
+            if session.catalog.subscription(key[0]).paused:
+                return nothing
+            reading, selection = Reading(session), session.catalog.select(*key)
+            if reading.is_due(selection):
+                return None
+            return nothing._replace(next_due=moment(reading.next_due(selection)))
 
-        won = self._write(take)
+    def _remember(self, key: Kind, published: int) -> None:
         if len(self._looked) > MAX_REMEMBERED:
             self._looked.clear()
-        self._looked[key] = published if len(won.taken) < claim.limit else -1
-        if won.taken:
-            return won
-        with self._read() as session:
-            return won._replace(next_due=moment(Reading(session).next_due(session.catalog.select(*key))))
+        self._looked[key] = published
 
     # ── following ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -254,8 +268,13 @@ class SqliteStore(SqlStore):
         return self._write(operation)
 
     def _beside(self, operation: Callable[[Session], R]) -> R:
-        """There is one writer at a time anyway."""
-        return self._write(operation)
+        """There is one writer at a time anyway; of what it removes nothing is left in the file."""
+
+        def thoroughly(session: Session) -> R:
+            with self._database.overwriting():
+                return operation(session)
+
+        return self._write(thoroughly)
 
     @contextmanager
     def _read(self) -> Generator[Session]:

@@ -1,0 +1,176 @@
+"""The ASGI application: routes, their errors as problems, what every answer carries, and OpenAPI."""
+
+import logging
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from datetime import timedelta
+from importlib.metadata import version
+from typing import Any, Final
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from postbus.bus import EventBus
+from postbus.errors import PostbusError
+from postbus.http import looking, operating, pages, publishing, wire, working
+from postbus.http.gate import Gate
+from postbus.http.metrics import Metrics
+from postbus.http.reading import Refused
+from postbus.http.routing import LEASE, POLICY, Desk
+from postbus.http.schemas import components
+from postbus.observe import tell
+from postbus.retry import RetryPolicy
+from postbus.tokens import Tokens
+
+__all__ = ["create_app"]
+
+PARTS: Final = (publishing.routes, working.routes, looking.routes, operating.routes, pages.routes)
+PROBLEM_JSON: Final = "application/problem+json"
+RETRY_AFTER: Final = {"retry-after": "1"}
+CARRIED: Final = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"content-security-policy", b"default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"),
+)
+LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "[::1]", "::1"})
+
+
+def create_app(
+    bus: EventBus, *, auth: bool = True, policy: RetryPolicy = POLICY, lease: float = LEASE, local: bool = False
+) -> FastAPI:
+    """Return the HTTP API of a bus, to be served, or mounted in an application of your own.
+
+    With `auth` (the default) every request needs a token; `local` refuses requests that were not addressed to this
+    host, which keeps web pages from reaching a server that asks for none. The app starts the bus, and shuts it down.
+    """
+    tokens = Tokens(bus.store) if auth else None
+    gate = Gate(bus.store)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
+        bus.start()
+        async with gate.open():
+            yield
+        bus.shutdown()
+
+    app = FastAPI(
+        title="postbus",
+        version=version("postbus"),
+        summary="A durable event bus and work queue.",
+        lifespan=_of(lifespan),
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,
+    )
+    app.state.desk = Desk(bus, gate, tokens, policy, timedelta(seconds=lease))
+    app.state.metrics = Metrics(bus.stats)
+    for part in PARTS:
+        app.include_router(part)
+    app.openapi = _openapi(app)
+    app.add_exception_handler(Refused, _refused)
+    app.add_exception_handler(PostbusError, _failed)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _http)
+    app.add_middleware(Frame, metrics=app.state.metrics, local=local)
+    return app
+
+
+def _of(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]]) -> Any:
+    return lifespan
+
+
+def _problem(body: dict[str, Any], headers: Any = None) -> Response:
+    return Response(wire.as_json(body), body["status"], headers, PROBLEM_JSON)
+
+
+async def _refused(_: Request, error: Exception) -> Response:
+    assert isinstance(error, Refused)  # noqa: S101  registered for it alone
+    return _problem(error.body, dict(error.headers))
+
+
+async def _failed(_: Request, error: Exception) -> Response:
+    assert isinstance(error, PostbusError)  # noqa: S101  registered for it alone
+    body = wire.problem_of(error)
+    unavailable = body["status"] == 503  # noqa: PLR2004
+    if unavailable:
+        tell(logging.WARNING, "http_unavailable", reason=str(error))
+    return _problem(body, RETRY_AFTER if unavailable else None)
+
+
+async def _invalid(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)  # noqa: S101  registered for it alone
+    wrong = [{"field": ".".join(map(str, each["loc"][1:])), "message": each["msg"]} for each in error.errors()]
+    told = "; ".join(f"{each['field']}: {each['message']}" for each in wrong[:5])
+    return _problem(wire.problem("invalid-request", 422, told, errors=wrong))
+
+
+async def _http(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)  # noqa: S101  registered for it alone
+    name = {404: "not-found", 405: "method-not-allowed"}.get(error.status_code, "invalid-request")
+    return _problem(wire.problem(name, error.status_code, wire.PROBLEMS[name].help), error.headers)
+
+
+class Frame:
+    """What holds for every request: where it may come from, what its answer carries, and that no error leaks."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, *, local: bool) -> None:
+        """Stand around an app."""
+        self._app = app
+        self._metrics = metrics
+        self._local = local
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        answered = False
+
+        async def carrying(message: Message) -> None:
+            nonlocal answered
+            if message["type"] == "http.response.start":
+                answered = True
+                message["headers"] = [*message["headers"], *CARRIED]
+                self._metrics.count(scope, message["status"])
+            await send(message)
+
+        try:
+            if (why := self._why_not(scope)) is not None:
+                await _problem(why)(scope, receive, carrying)
+            else:
+                await self._app(scope, receive, carrying)
+        except Exception as error:  # noqa: BLE001  told in the log; whoever asked learns only that it is our fault
+            tell(logging.ERROR, "http_failed", error=error, path=scope["path"])
+            if not answered:
+                body = wire.problem("internal", 500, wire.PROBLEMS["internal"].help)
+                await _problem(body)(scope, receive, carrying)
+
+    def _why_not(self, scope: Scope) -> dict[str, Any] | None:
+        """Return why a request is not even looked at."""
+        if "\0" in scope["path"] or b"%00" in scope["query_string"]:
+            return wire.problem("invalid-request", 400, "an address has no NUL in it")
+        headers = {name: value.decode("latin-1") for name, value in scope["headers"] if name in (b"host", b"origin")}
+        host, origin = headers.get(b"host", ""), headers.get(b"origin")
+        if origin is not None and origin.partition("://")[2] != host:
+            return wire.problem("forbidden", 403, "requests of another site's pages are not taken")
+        if self._local and host.rpartition(":")[0] not in LOOPBACK and host not in LOOPBACK:
+            return wire.problem("forbidden", 403, "without tokens, only requests addressed to this host are taken")
+        return None
+
+
+def _openapi(app: FastAPI) -> Callable[[], dict[str, Any]]:
+    made = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            schema = made()
+            parts = schema.setdefault("components", {})
+            parts["schemas"] = components()
+            parts["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+            app.openapi_schema = schema
+        return app.openapi_schema
+
+    return openapi

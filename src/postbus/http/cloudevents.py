@@ -1,0 +1,189 @@
+"""CloudEvents 1.0 over HTTP, both ways: structured, binary and batch mode.
+
+An event keeps what CloudEvents says of it in its metadata, as `ce-…`, so that it can be given back as it came:
+`source`, `id`, `subject`, `time`, and whatever extensions it has. Its `uid` is made of `source` and `id`, which name it
+together; the extension `partitionkey` is its `key`, and `tags` (as in `a,b`) its tags.
+"""
+
+import base64
+import binascii
+import hashlib
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Final
+from urllib.parse import quote, unquote
+
+from postbus.errors import InvalidEventError
+from postbus.http.wire import as_json, moment_json
+from postbus.model import Event
+from postbus.payload import parse
+
+__all__ = ["BATCH", "STRUCTURED", "from_binary", "from_structured", "is_binary", "to_binary", "to_structured"]
+
+STRUCTURED: Final = "application/cloudevents+json"
+BATCH: Final = "application/cloudevents-batch+json"
+PREFIX: Final = "ce-"
+CODED: Final = "ce-data-base64"
+KINDS: Final = "ce-datacontenttype"
+MAX_UID: Final = 255
+_OWN: Final = frozenset({"specversion", "type", "datacontenttype", "data", "data_base64"})
+_NAME: Final = re.compile(r"[a-z0-9]{1,255}")
+_JSON: Final = re.compile(r"(?:application|text)/(?:[\w.-]+\+)?json")
+
+
+def is_binary(headers: Mapping[str, str]) -> bool:
+    """Return whether a request carries a CloudEvent in its headers."""
+    return "ce-specversion" in headers
+
+
+def from_structured(given: object) -> dict[str, Any]:
+    """Return the fields of an event to publish; raise InvalidEventError for what is no CloudEvent."""
+    if not isinstance(given, dict):
+        raise InvalidEventError("a CloudEvent is a JSON object")
+    attributes: dict[str, Any] = {str(name): value for name, value in given.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    if "data" in attributes and "data_base64" in attributes:
+        raise InvalidEventError("a CloudEvent has data or data_base64, not both")
+    metadata: dict[str, str] = {}
+    payload = attributes.get("data")
+    if "data_base64" in attributes:
+        payload = attributes["data_base64"]
+        _check_base64(payload)
+        metadata[CODED] = "true"
+    told = {name: value for name, value in attributes.items() if name not in ("data", "data_base64")}
+    return _fields(told, payload, metadata)
+
+
+def from_binary(headers: Mapping[str, str], body: bytes) -> dict[str, Any]:
+    """Return the fields of an event to publish from `ce-…` headers and the body, which is the data."""
+    told: dict[str, Any] = {
+        name.removeprefix(PREFIX): unquote(value) for name, value in headers.items() if name.startswith(PREFIX)
+    }
+    kind = headers.get("content-type")
+    if kind is not None:
+        told["datacontenttype"] = kind
+    metadata: dict[str, str] = {}
+    payload: Any = None
+    if body:
+        bare = (kind or "application/json").partition(";")[0].strip().lower()
+        if _JSON.fullmatch(bare):
+            payload = parse(body)
+        elif bare.startswith("text/"):
+            payload = _text(body)
+        else:
+            payload = base64.b64encode(body).decode()
+            metadata[CODED] = "true"
+    return _fields(told, payload, metadata)
+
+
+def _text(body: bytes) -> str:
+    try:
+        return body.decode()
+    except UnicodeDecodeError:
+        raise InvalidEventError("the text of this CloudEvent is not UTF-8") from None
+
+
+def _check_base64(value: object) -> None:
+    try:
+        if not isinstance(value, str):
+            raise InvalidEventError("data_base64 must be a string")
+        base64.b64decode(value, validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidEventError("data_base64 is not base64") from None
+
+
+def _fields(told: Mapping[str, Any], payload: Any, metadata: dict[str, str]) -> dict[str, Any]:
+    if told.get("specversion") != "1.0":
+        raise InvalidEventError("a CloudEvent has specversion 1.0")
+    for name in ("id", "source", "type"):
+        if not isinstance(told.get(name), str) or not told[name]:
+            raise InvalidEventError(f"a CloudEvent has a non-empty string for {name}")
+    for name, value in told.items():
+        if not _NAME.fullmatch(name):
+            raise InvalidEventError(f"an attribute of a CloudEvent is named by a-z and 0-9, not {name!r:.60}")
+        if name in ("specversion", "type") or value is None:
+            continue
+        metadata[PREFIX + name] = _attribute(name, value)
+    if "time" in told:
+        _check_time(told["time"])
+    fields: dict[str, Any] = {"type": told["type"], "payload": payload, "metadata": metadata}
+    fields["uid"] = _uid(told["source"], told["id"])
+    if (key := told.get("partitionkey")) is not None:
+        fields["key"] = key
+    if isinstance(tags := told.get("tags"), str):
+        fields["tags"] = [tag.strip() for tag in tags.split(",") if tag.strip()]
+    return fields
+
+
+def _attribute(name: str, value: object) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int) and -(1 << 31) <= value < 1 << 31:
+        return str(value)
+    raise InvalidEventError(f"the attribute {name!r:.60} of a CloudEvent is a string, a boolean or a 32-bit integer")
+
+
+def _check_time(value: object) -> None:
+    try:
+        moment = datetime.fromisoformat(value) if isinstance(value, str) else None
+    except ValueError:
+        moment = None
+    if moment is None or moment.tzinfo is None:
+        raise InvalidEventError("time of a CloudEvent is RFC 3339, with a time zone")
+
+
+def _uid(source: str, identity: str) -> str:
+    """Return the key for deduplication; source and id name the event together."""
+    uid = f"{source}#{identity}"
+    if len(uid) <= MAX_UID and uid.isprintable() and uid == uid.strip():
+        return uid
+    return hashlib.sha256(uid.encode(errors="replace")).hexdigest()
+
+
+def _attributes(event: Event) -> dict[str, str]:
+    kept = {
+        name.removeprefix(PREFIX): value
+        for name, value in event.metadata.items()
+        if name.startswith(PREFIX) and name != CODED
+    }
+    told = {
+        "specversion": "1.0",
+        "id": event.uid,
+        "source": "/events",
+        "type": event.type,
+        "time": moment_json(event.created_at) or "",
+    }
+    for name in ("traceparent", "tracestate"):
+        if name in event.metadata:
+            told[name] = event.metadata[name]
+    if event.key is not None:
+        told["partitionkey"] = event.key
+    if event.tags:
+        told["tags"] = ",".join(event.tags)
+    return told | kept
+
+
+def to_structured(event: Event) -> dict[str, Any]:
+    """Return an event as a CloudEvent in JSON."""
+    told: dict[str, Any] = dict(_attributes(event))
+    if CODED in event.metadata:
+        told["data_base64"] = event.payload
+    else:
+        told.setdefault("datacontenttype", "application/json")
+        told["data"] = event.payload
+    return told
+
+
+def to_binary(event: Event) -> tuple[dict[str, str], bytes]:
+    """Return an event as headers and a body."""
+    told = _attributes(event)
+    kind = told.pop("datacontenttype", "application/json")
+    headers = {PREFIX + name: quote(value, safe=" !#$&'()*+,/:;=?@[]~-._") for name, value in told.items()}
+    headers["content-type"] = kind
+    if CODED in event.metadata:
+        return headers, base64.b64decode(event.payload)
+    if isinstance(event.payload, str) and kind.startswith("text/") and not _JSON.match(kind):
+        return headers, event.payload.encode()
+    return headers, as_json(event.payload)

@@ -1,0 +1,281 @@
+"""Between many coroutines and the store, which blocks: what is asked at the same time is asked in one go.
+
+Nothing here holds a thread while it waits. Three threads in all bring requests to the store (one publishes, one claims,
+one reports); a few more read.
+"""
+
+import asyncio
+import math
+from collections import defaultdict, deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from functools import partial
+from itertools import islice
+from typing import Any, Final, Generic, ParamSpec, TypeVar
+
+from postbus.errors import InvalidRequest, LeaseLost, NotFound
+from postbus.loop import Loop
+from postbus.model import Delivery, Event
+from postbus.payload import Draft
+from postbus.store.contract import Claim, Claimed, Report, Reported, Store
+
+__all__ = ["Gate"]
+
+A = TypeVar("A")
+R = TypeVar("R")
+P = ParamSpec("P")
+READERS: Final = 8
+MOST: Final = 500
+LOOK_EVERY: Final = 1.0
+
+
+class Lane(Generic[A, R]):
+    """Asks the store for many at once, in a thread of its own; whatever comes meanwhile goes together next."""
+
+    def __init__(self, name: str, run: Callable[[list[A]], Sequence[R | Exception]]) -> None:
+        """Bring what is asked to `run`, which answers each in order, with an error if it is to be raised."""
+        self._run = run
+        self._thread = ThreadPoolExecutor(1, name)
+        self._waiting: deque[tuple[A, asyncio.Future[R]]] = deque()
+        self._busy = False
+
+    async def ask(self, item: A) -> R:
+        """Return the answer for one."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[R] = loop.create_future()
+        self._waiting.append((item, future))
+        if not self._busy:
+            self._busy = True
+            loop.call_soon(self._start, loop)  # not at once: others may be about to ask
+        return await future
+
+    def _start(self, loop: asyncio.AbstractEventLoop) -> None:
+        batch = [self._waiting.popleft() for _ in range(min(MOST, len(self._waiting)))]
+        self._busy = bool(batch)
+        if batch:
+            self._thread.submit(self._work, loop, batch)
+
+    def _work(self, loop: asyncio.AbstractEventLoop, batch: list[tuple[A, asyncio.Future[R]]]) -> None:
+        answers = self._answers([item for item, _ in batch])
+        loop.call_soon_threadsafe(self._finish, loop, batch, answers)
+
+    def _answers(self, items: list[A]) -> Sequence[R | Exception]:
+        """Return an answer for each; one that is wrong in itself must not harm its neighbours, so each is asked alone.
+
+        Not so where the store is away: what was asked may have happened all the same.
+        """
+        try:
+            return self._run(items)
+        except (InvalidRequest, NotFound) as error:
+            if len(items) == 1:
+                return [error]
+            return [self._answers([item])[0] for item in items]
+        except Exception as error:  # noqa: BLE001  raised in the coroutine that asked
+            return [error] * len(items)
+
+    def _finish(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        batch: list[tuple[A, asyncio.Future[R]]],
+        answers: Sequence[R | Exception],
+    ) -> None:
+        for (_, future), answer in zip(batch, answers, strict=True):
+            if future.cancelled():
+                continue
+            if isinstance(answer, Exception):
+                future.set_exception(answer)
+            else:
+                future.set_result(answer)
+        self._start(loop)
+
+    def close(self) -> None:
+        """Take no more."""
+        self._thread.shutdown()
+
+
+class Waiting:
+    """A request that waits for deliveries."""
+
+    def __init__(self, claim: Claim, until: float) -> None:
+        """Wait until that moment of the loop's clock."""
+        self.claim = claim
+        self.until = until
+        self.future: asyncio.Future[tuple[Delivery, ...]] = asyncio.get_running_loop().create_future()
+
+
+class Gate:
+    """What the routes ask the store through. Opened on the event loop that serves them."""
+
+    def __init__(self, store: Store) -> None:
+        """Work on a store that is open."""
+        self.store = store
+        self._publishing: Lane[list[Draft], list[Event]] = Lane("postbus-publish", self._publish)
+        self._reporting: Lane[Report, Reported] = Lane("postbus-report", self._report)
+        self._claiming = ThreadPoolExecutor(1, "postbus-claim")
+        self._readers = ThreadPoolExecutor(READERS, "postbus-read")
+        self._rooms: defaultdict[Any, deque[Waiting]] = defaultdict(deque)
+        self._stirred: set[Any] = set()
+        self._looking = False
+        self._rung: asyncio.Future[None] | None = None
+        self.rings = 0
+        """How often something may have changed."""
+        self._draining = False
+
+    @asynccontextmanager
+    async def open(self) -> AsyncGenerator[None]:
+        """Be woken by the store until the end of the block."""
+        loop = asyncio.get_running_loop()
+        watch = self.store.watch()
+
+        def turn() -> float:
+            loop.call_soon_threadsafe(self._ring)
+            return LOOK_EVERY
+
+        waking = Loop("http", turn, watch)
+        waking.start()
+        try:
+            yield
+        finally:
+            self.drain()
+            await asyncio.to_thread(waking.stop, 5)
+            watch.close()
+            for part in (self._publishing, self._reporting):
+                await asyncio.to_thread(part.close)
+            for threads in (self._claiming, self._readers):
+                await asyncio.to_thread(threads.shutdown)
+
+    def drain(self) -> None:
+        """Let nobody wait any longer: the server is about to end."""
+        self._draining = True
+        self._ring()
+        for room in self._rooms.values():
+            for each in room:
+                if not each.future.done():
+                    each.future.set_result(())
+
+    @property
+    def draining(self) -> bool:
+        """Whether the server is about to end."""
+        return self._draining
+
+    async def read(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call something that blocks, in a thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._readers, partial(function, *args, **kwargs))
+
+    # ── publishing and reporting ─────────────────────────────────────────────────────────────────────────────────
+
+    async def publish(self, drafts: list[Draft]) -> list[Event]:
+        """Store events, all or none, in one transaction with what others publish now."""
+        return await self._publishing.ask(drafts)
+
+    def _publish(self, batches: list[list[Draft]]) -> list[list[Event]]:
+        events = iter(self.store.publish([draft for batch in batches for draft in batch]))
+        return [[next(events) for _ in batch] for batch in batches]
+
+    async def report(self, report: Report) -> Reported:
+        """Record how an attempt ended; raise LeaseLost or NotFound."""
+        return await self._reporting.ask(report)
+
+    def _report(self, reports: list[Report]) -> list[Reported | LeaseLost | NotFound]:
+        return self.store.report(reports)
+
+    # ── claiming ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def claim(self, claim: Claim, wait: float, gone: Callable[[], Awaitable[None]]) -> tuple[Delivery, ...]:
+        """Lease what is due, or within `wait` seconds falls due; nothing once `gone` returns: then nobody wants it."""
+        loop = asyncio.get_running_loop()
+        waiting = Waiting(claim, loop.time() + (0 if self._draining else wait))
+        key = claim.subscription, claim.interests
+        self._rooms[key].append(waiting)
+        self._stir({key})
+        if wait <= 0:
+            return await waiting.future
+        leaving = asyncio.ensure_future(gone())
+        timer = loop.call_at(waiting.until, self._give_up, waiting)
+        try:
+            await asyncio.wait({leaving, waiting.future}, return_when=asyncio.FIRST_COMPLETED)
+            if waiting.future.done():
+                return waiting.future.result()
+            waiting.future.cancel()
+            return ()
+        finally:
+            timer.cancel()
+            leaving.cancel()
+
+    @staticmethod
+    def _give_up(waiting: Waiting) -> None:
+        if not waiting.future.done():
+            waiting.future.set_result(())
+
+    def _stir(self, keys: set[Any]) -> None:
+        self._stirred |= keys
+        if not self._looking and self._stirred:
+            self._looking = True
+            asyncio.get_running_loop().call_soon(self._look)
+
+    def _look(self) -> None:
+        """Claim for those who wait, those who came first before the others."""
+        asked: list[tuple[Any, Waiting]] = []
+        stirred, self._stirred = self._stirred, set[Any]()
+        for key in stirred:
+            room = deque(each for each in self._rooms.pop(key, ()) if not each.future.done())
+            if room:
+                self._rooms[key] = room
+                asked += [(key, each) for each in islice(room, MOST)]
+        self._looking = bool(asked)
+        if asked:
+            loop = asyncio.get_running_loop()
+            self._claiming.submit(self._claim_all, loop, asked)
+
+    def _claim_all(self, loop: asyncio.AbstractEventLoop, asked: list[tuple[Any, Waiting]]) -> None:
+        answers = self._claimed([each.claim for _, each in asked])
+        loop.call_soon_threadsafe(self._hand_out, asked, answers)
+
+    def _claimed(self, claims: list[Claim]) -> list[Claimed | Exception]:
+        try:
+            return list(self.store.claim_all(claims))
+        except NotFound as error:
+            return [error] if len(claims) == 1 else [self._claimed([claim])[0] for claim in claims]
+        except Exception as error:  # noqa: BLE001  raised in the coroutine that asked
+            return [error] * len(claims)
+
+    def _hand_out(self, asked: list[tuple[Any, Waiting]], answers: list[Claimed | Exception]) -> None:
+        now = asyncio.get_running_loop().time()
+        soonest = math.inf
+        for (_, waiting), answer in zip(asked, answers, strict=True):
+            if isinstance(answer, Exception):
+                if not waiting.future.done():
+                    waiting.future.set_exception(answer)
+            elif answer.deliveries and waiting.future.done():
+                # Nobody is there any more to take them.
+                self._claiming.submit(self.store.release, [x.lease for x in answer.deliveries], waiting.claim.worker_id)
+            elif not waiting.future.done() and (answer.deliveries or waiting.until <= now):
+                waiting.future.set_result(answer.deliveries)
+            elif answer.next_due is not None:
+                soonest = min(soonest, (answer.next_due - datetime.now(UTC)).total_seconds())
+        if soonest < LOOK_EVERY:
+            asyncio.get_running_loop().call_later(max(soonest, 0.001), self._stir_all)
+        self._looking = False
+        self._stir(set())
+
+    def _stir_all(self) -> None:
+        self._stir(set(self._rooms))
+
+    # ── being woken ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _ring(self) -> None:
+        self.rings += 1
+        rung, self._rung = self._rung, None
+        if rung is not None and not rung.done():
+            rung.set_result(None)
+        self._stir_all()
+
+    async def rung(self, since: int, timeout: float) -> None:  # noqa: ASYNC109  an end to waiting, not an error
+        """Return when there were more `rings` than `since`, or after `timeout` seconds."""
+        if self.rings > since:
+            return
+        if self._rung is None:
+            self._rung = asyncio.get_running_loop().create_future()
+        await asyncio.wait({self._rung}, timeout=timeout)

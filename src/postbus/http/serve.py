@@ -1,0 +1,138 @@
+"""Serving: uvicorn, told to drain before it ends, and to hang up on those who take too long to ask."""
+
+import asyncio
+import ipaddress
+import resource
+import socket
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Final
+
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+from postbus.bus import EventBus
+from postbus.errors import InvalidRequest
+from postbus.http.app import create_app
+from postbus.retry import RetryPolicy
+from postbus.tokens import Tokens
+
+__all__ = ["is_loopback", "serve"]
+
+HEAD_SECONDS: Final = 15.0
+KEEP_ALIVE: Final = 65
+GRACE: Final = 30
+SPARE_FILES: Final = 64
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this host can reach an address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def serve(
+    bus: EventBus,
+    host: str,
+    port: int,
+    *,
+    require_token: bool,
+    policy: RetryPolicy,
+    lease: float,
+    ready: Callable[[str], None],
+) -> None:
+    """Serve a bus until SIGINT or SIGTERM; raise InvalidRequest where nobody could be let in, or everybody would be."""
+    local = is_loopback(host)
+    auth = require_token or not local
+    if auth:
+        tokens = Tokens(bus.store)
+        tokens.refresh()
+        if not tokens.any_good():
+            raise InvalidRequest(
+                f"nobody could use a server at {host}, for there is no token: make one with "
+                "`postbus token create NAME --scope publish`, or serve on 127.0.0.1"
+            )
+    app = create_app(bus, auth=auth, policy=policy, lease=lease, local=not auth)
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    config = uvicorn.Config(
+        app,
+        http=_guarded(),
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE,
+        timeout_graceful_shutdown=GRACE,
+        limit_concurrency=max(files - SPARE_FILES, SPARE_FILES),
+        proxy_headers=False,
+    )
+    with _bound(host, port) as listening:
+        shown = f"[{host}]" if ":" in host else host
+        ready(f"http://{shown}:{listening.getsockname()[1]}")
+        _Server(config, app).run(sockets=[listening])
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """Return a socket that listens; raise InvalidRequest where that cannot be."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+    except (OSError, OverflowError) as error:
+        listening.close()
+        raise InvalidRequest(f"cannot serve at {host}:{port}: {error}") from None
+    return listening
+
+
+class _Server(uvicorn.Server):
+    """Lets nobody wait any longer once it has been asked to end."""
+
+    def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
+        super().__init__(config)
+        self._app = app
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to end; a second time, at once."""
+        asyncio.get_running_loop().call_soon_threadsafe(self._app.state.desk.gate.drain)
+        super().handle_exit(sig, frame)
+
+
+def _guarded() -> type[asyncio.Protocol]:
+    """Return uvicorn's own protocol, but one that hangs up on whoever does not get his request out in time."""
+
+    class Guarded(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+        """A connection on which a request that has begun must be out soon; between requests, keep-alive decides."""
+
+        transport: asyncio.Transport
+        _patience: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._arm()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            cycle: Any = getattr(self, "cycle", None)
+            if cycle is not None and not cycle.response_complete:
+                self._calm()  # it is being served
+            elif self._patience is None:
+                self._arm()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._calm()
+            super().connection_lost(exc)
+
+        def _arm(self) -> None:
+            self._patience = asyncio.get_running_loop().call_later(HEAD_SECONDS, self.transport.close)
+
+        def _calm(self) -> None:
+            if self._patience is not None:
+                self._patience.cancel()
+                self._patience = None
+
+    return Guarded

@@ -1,0 +1,69 @@
+"""The log as server-sent events: in order, without gaps, from any position on."""
+
+import time
+from collections.abc import AsyncGenerator
+from typing import Final
+
+from fastapi import Request
+from fastapi.responses import StreamingResponse
+
+from postbus.errors import Conflict
+from postbus.http.gate import Gate
+from postbus.http.reading import Refused
+from postbus.http.wire import as_json, event_json
+from postbus.model import Event, Stream
+from postbus.pattern import Interest
+from postbus.retry import RetryPolicy
+
+__all__ = ["stream"]
+
+PAGE: Final = 200
+HEARTBEAT: Final = 15.0
+_NO_POLICY: Final = RetryPolicy()
+
+
+async def stream(
+    request: Request, gate: Gate, after: int | None, interests: tuple[Interest, ...], limit: int | None
+) -> StreamingResponse:
+    """Answer with the events after a position; None: with what comes from now on."""
+    span = await gate.read(gate.store.span, Stream.EVENTS)
+    position = span.head if after is None else after
+    if position < span.pruned:
+        raise Refused("gone", 410, f"events up to {span.pruned:,} have been archived: read them from the lake")
+    if position > span.head:
+        raise Conflict(f"the log ends at {span.head:,}, before {position:,}: is this the log that was read before?")
+    headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+    return StreamingResponse(
+        _events(request, gate, position, interests, limit), media_type="text/event-stream", headers=headers
+    )
+
+
+async def _events(
+    request: Request, gate: Gate, position: int, interests: tuple[Interest, ...], limit: int | None
+) -> AsyncGenerator[bytes]:
+    """Yield what there is, then what comes. Whoever reads slowly is read for slowly: a page at a time."""
+    left = limit
+    spoken = time.monotonic()
+    yield b"retry: 1000\n\n"
+    while not gate.draining and (left is None or left > 0):
+        rings = gate.rings
+        ahead = await gate.read(gate.store.read_on, position, PAGE, interests)
+        wanted = ahead.events[:left]
+        if wanted or time.monotonic() - spoken > HEARTBEAT:
+            yield b"".join(_framed(each, ahead.damaged.get(each.id)) for each in wanted) or b": still here\n\n"
+            left = None if left is None else left - len(wanted)
+            spoken = time.monotonic()
+        position = ahead.reached
+        if not ahead.more:
+            await gate.rung(rings, HEARTBEAT)
+        if await request.is_disconnected():
+            return
+
+
+def _framed(event: Event, damage: str | None) -> bytes:
+    if damage is not None:
+        return b"id: %d\nevent: damaged\ndata: %s\n\n" % (event.id, as_json({"id": event.id, "error": damage}))
+    told = event_json(event, _NO_POLICY)
+    for name in ("status", "retry_count", "max_retries", "next_retry_at", "updated_at"):
+        del told[name]  # a stream tells of the event, not of what became of it
+    return b"id: %d\ndata: %s\n\n" % (event.id, as_json(told))
