@@ -64,11 +64,11 @@ $(VENV)/.spark: pyproject.toml | $(VENV)/pyvenv.cfg
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml | $(VENV)/pyvenv.cfg
-	$(call install,[dev$(COMMA)spark$(COMMA)jdk])
+	$(call install,[dev$(COMMA)server$(COMMA)spark$(COMMA)jdk])
 	@touch $(VENV)/.spark $@
 
 $(VENV)/.bench: pyproject.toml | $(VENV)/pyvenv.cfg
-	$(call install,[dev$(COMMA)bench$(COMMA)spark$(COMMA)jdk])
+	$(call install,[dev$(COMMA)bench$(COMMA)server$(COMMA)spark$(COMMA)jdk])
 	@touch $(VENV)/.spark $(VENV)/.dev $@
 
 # Two of the bench's peers live on Node. Without npm they are left out, and the bench says so.

@@ -168,6 +168,7 @@ def test_a_stream_that_begins_in_a_pruned_range_stops_loudly(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(7200)
 def test_the_store_stays_small(spark: SparkSession, bus: EventBus, url: str, tmp_path: Path, capsys: Any):
     """Ten cycles of publish, work and archive: the size on disk after the tenth is about that of the first (P.5)."""
     lake = Lake(tmp_path / "lake")

@@ -16,7 +16,7 @@ import pytest
 from postbus import EventBus
 from postbus.model import Action
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 ROOT = Path(__file__).resolve().parents[2]
 Start = Callable[..., "subprocess.Popen[bytes]"]
 
