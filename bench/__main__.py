@@ -12,7 +12,7 @@ from typing import Final
 
 from rich.console import Console
 
-from bench import followcatalogue, machine, pgcatalogue, pgpeers, postgres, runner, sparkcatalogue, table
+from bench import followcatalogue, httpcatalogue, machine, pgcatalogue, pgpeers, postgres, runner, sparkcatalogue, table
 from bench.catalogue import measures
 from bench.measure import Measure, Result, Verdict
 
@@ -97,6 +97,7 @@ def _chosen(options: argparse.Namespace) -> list[Measure]:
         *pgcatalogue.measures(quick=options.quick, node=node),
         *sparkcatalogue.measures(quick=options.quick),
         *followcatalogue.measures(quick=options.quick),
+        *httpcatalogue.measures(quick=options.quick),
     ]
     known = {each.name: each for each in taken if options.store in (None, each.store)}
     if unknown := set(options.only or ()) - set(known):
