@@ -29,6 +29,7 @@ P = ParamSpec("P")
 READERS: Final = 8
 MOST: Final = 500
 LOOK_EVERY: Final = 1.0
+LOOK_AGAIN: Final = 0.01
 
 
 class Lane(Generic[A, R]):
@@ -141,6 +142,8 @@ class Gate:
             self.drain()
             await asyncio.to_thread(waking.stop, 5)
             watch.close()
+            while self._looking:
+                await asyncio.sleep(LOOK_AGAIN)
             for part in (self._publishing, self._reporting):
                 await asyncio.to_thread(part.close)
             for threads in (self._claiming, self._readers):
@@ -196,13 +199,15 @@ class Gate:
         timer = loop.call_at(waiting.until, self._give_up, waiting)
         try:
             await asyncio.wait({leaving, waiting.future}, return_when=asyncio.FIRST_COMPLETED)
-            if waiting.future.done():
+            if not leaving.done():
                 return waiting.future.result()
-            waiting.future.cancel()
+            if waiting.future.done():
+                self._give_back(claim, waiting.future.result())
             return ()
         finally:
             timer.cancel()
             leaving.cancel()
+            waiting.future.cancel()
 
     @staticmethod
     def _give_up(waiting: Waiting) -> None:
@@ -249,8 +254,7 @@ class Gate:
                 if not waiting.future.done():
                     waiting.future.set_exception(answer)
             elif answer.deliveries and waiting.future.done():
-                # Nobody is there any more to take them.
-                self._claiming.submit(self.store.release, [x.lease for x in answer.deliveries], waiting.claim.worker_id)
+                self._give_back(waiting.claim, answer.deliveries)
             elif not waiting.future.done() and (answer.deliveries or waiting.until <= now):
                 waiting.future.set_result(answer.deliveries)
             elif answer.next_due is not None:
@@ -259,6 +263,11 @@ class Gate:
             asyncio.get_running_loop().call_later(max(soonest, 0.001), self._stir_all)
         self._looking = False
         self._stir(set())
+
+    def _give_back(self, claim: Claim, deliveries: Sequence[Delivery]) -> None:
+        """Hand back what nobody is there any more to take."""
+        if deliveries:
+            self._claiming.submit(self.store.release, [each.lease for each in deliveries], claim.worker_id)
 
     def _stir_all(self) -> None:
         self._stir(set(self._rooms))
