@@ -142,7 +142,7 @@ class Gate:
             self.drain()
             await asyncio.to_thread(waking.stop, 5)
             watch.close()
-            while self._looking:
+            while self._looking:  # noqa: ASYNC110  for a moment, once
                 await asyncio.sleep(LOOK_AGAIN)
             for part in (self._publishing, self._reporting):
                 await asyncio.to_thread(part.close)
