@@ -40,6 +40,7 @@ from postbus.model import (
     DoneWithErrors,
     Event,
     HandlerRecord,
+    Mode,
     NewEvent,
     Outcome,
     Page,
@@ -111,10 +112,12 @@ class EventBus:
         auto_migrate: bool | None = None,
         direct_url: str | None = None,
         listen: bool | None = None,
+        token: str | None = None,
         clock: Clock | None = None,
     ) -> None:
         """Open the bus at `url`: without one, at `POSTBUS_URL`, else `sqlite:///postbus.db`.
 
+        At `http://host:port` it is that of a `postbus serve`, which may ask for a `token`.
         What is not given comes from `POSTBUS_*` variables, then `postbus.toml`, then the defaults of `Settings`.
         """
         settings = Settings.load(
@@ -129,6 +132,7 @@ class EventBus:
             auto_migrate=auto_migrate,
             direct_url=direct_url,
             listen=listen,
+            token=token,
         )
         named = settings.worker_id or f"{socket.gethostname()}:{os.getpid()}"
         self.settings = settings.model_copy(update={"worker_id": named})
@@ -139,6 +143,7 @@ class EventBus:
             auto_migrate=settings.auto_migrate,
             direct_url=settings.direct_url,
             listen=settings.listen,
+            token=settings.token.get_secret_value() if settings.token else None,
         )
         self.dlq = DeadLetters(self.store, named)
         self.subscriptions = Subscriptions(self.store, named)
@@ -255,6 +260,8 @@ class EventBus:
         if unknown := ", ".join(sorted(options.keys() - HandlerOptions.__annotations__.keys())):
             raise InvalidRequest(f"there is no option {unknown}; there are {', '.join(HandlerOptions.__annotations__)}")
         made = make_handler(pattern, handler, **options)
+        if made.transactional and self.store.remote:
+            raise InvalidRequest("a transactional handler needs the database itself, not a server in front of it")
         self.subscriptions.ensure(made.subscription, made.interest.pattern, sorted(made.interest.tags))
         self._handlers.add(made)
         if self._worker is not None:
@@ -287,6 +294,8 @@ class EventBus:
 
         def register(function: F) -> F:
             self._open()
+            if self.store.remote:
+                raise InvalidRequest("a follower needs the database itself, not a server in front of it")
             follow = make_follow(subscriber_id, pattern, function, **options)
             with self._lock:
                 if follow.name in self._followers:
@@ -310,16 +319,27 @@ class EventBus:
     def wait_for(self, subscriber_id: str, position: int, timeout: float | None = None) -> None:
         """Return once a subscriber has passed a position, an event's id: then what it builds shows that event.
 
-        Raises TimeoutError, and NotFound if there is no such subscriber.
+        Raises TimeoutError, NotFound if there is no such subscriber, and InvalidRequest for a queue.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
-            stands = self.store.position(subscriber_id)
+            stands = self._position(subscriber_id)
             if stands >= position:
                 return
             if deadline is not None and time.monotonic() > deadline:
                 raise TimeoutError(f"{subscriber_id!r} stands at {stands:,}, not yet at {position:,}")
             time.sleep(WAIT_FOR)
+
+    def _position(self, subscriber_id: str) -> int:
+        try:
+            return self.store.position(subscriber_id)
+        except NotFound:
+            if any(each.name == subscriber_id and each.mode is Mode.QUEUE for each in self.subscriptions.list()):
+                raise InvalidRequest(
+                    f"{subscriber_id!r} is a subscription of mode queue, which has no position: wait_for is for "
+                    "followers. To wait for handlers: publish(…, wait=True), or wait_idle()"
+                ) from None
+            raise
 
     def unsubscribe(self, identity: str) -> None:
         """Let a handler see no further event; raise NotFound if there is none of that id."""
@@ -356,7 +376,8 @@ class EventBus:
             if self._worker is not None:
                 return
             self._be_alive()
-            recover(self.store, self.settings.retry, self._owner)
+            if not self.store.remote:
+                recover(self.store, self.settings.retry, self._owner)
             self._worker = Worker(self.store, self.settings, self._execution, self._owner, loop)
             upkeep = Upkeep(self.store, self.settings.retry, self._owner, self.settings.poll_interval, self._records)
             self._upkeep = Loop("upkeep", upkeep.turn)

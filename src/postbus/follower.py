@@ -59,6 +59,7 @@ class Follower:
         self.follow = follow
         self.error: Exception | None = None
         """What has stopped it for good."""
+        self._stopped_before: int | None = None
         self._store = store
         self._name = follow.name
         self._handler = follow.handler
@@ -282,7 +283,8 @@ class Follower:
         try:
             if lead is not None and resign:
                 self._save(lead)
-                self._store.resign(lead)
+                why = None if self.error is None else str(self.error).removeprefix(f"{self._name!r} ")
+                self._store.resign(lead, why, self._stopped_before)
         except (LeaseLost, StoreUnavailable) as error:
             tell(logging.WARNING, "follower_left", subscription=self._name, reason=str(error))
         finally:
@@ -472,6 +474,7 @@ class Follower:
 
     def _give_up(self, lead: Lead, event: Event, errors: Sequence[AttemptError], ms: float) -> None:
         if self.follow.on_error == "stop":
+            self._stopped_before = event.id
             times = f"{len(errors)} attempt{'s' if len(errors) > 1 else ''}"
             raise MaxRetriesExceeded(
                 f"{self._name!r} stopped before event {event.id} ({event.type}) after {times}: "

@@ -281,13 +281,30 @@ def test_it_can_stop_at_what_it_fails_at(make_bus: Make, eventually: Eventually)
         eventually(lambda: stand(bus).worker_id is None)
         assert bus.followers["s"].leads is False
         assert stand(bus).position == events[0].id
+        assert stand(bus).stopped == f"stopped before event {events[1].id} (a) after 3 attempts: ValueError: broken"
+        assert stand(bus).stopped_before == events[1].id
         assert bus.dlq.list(subscription="s").total == 0
         assert ran == [0, 1, 1, 1]
     healed = make_bus()
     seen = collect(healed, on_error="stop")
     with healed:
         healed.wait_for("s", events[-1].id, timeout=LONG)
+        assert stand(healed).stopped is None
     assert seen == [1, 2]
+
+
+def test_an_error_that_no_store_could_keep_is_told_all_the_same(bus: EventBus, eventually: Eventually):
+    """What a handler raises may hold anything: why it stopped is stored for whoever looks (S4.5)."""
+
+    @bus.follow("s", on_error="stop", retry=ONCE)
+    def fail(_: Event) -> None:
+        raise ValueError("\0\ud800" + "x" * 100_000)
+
+    with bus:
+        publish(bus, 1)
+        told = eventually(lambda: stand(bus).stopped)
+    assert told.startswith("stopped before event 1 (a) after 1 attempt: ValueError: \N{SYMBOL FOR NULL}\\ud800x")
+    assert len(told) < 3_000
 
 
 def test_nobody_is_told_that_a_stopped_follower_has_passed(bus: EventBus, eventually: Eventually):

@@ -253,6 +253,12 @@ def test_waiting_in_vain_is_told(bus: EventBus):
         bus.wait_for("nobody", 1)
 
 
+def test_waiting_for_a_queue_is_refused_with_what_would_do(bus: EventBus):
+    """It is there, but has no position: it is not said to be missing (S1.2)."""
+    with pytest.raises(InvalidRequest, match=r"'default' is a subscription of mode queue.*wait_for is for followers"):
+        bus.wait_for("default", 1)
+
+
 def test_wait_idle_waits_for_followers(bus: EventBus):
     """Until all that there is has been passed, retries included, whether it is wanted or not (S1.15)."""
     seen: list[Any] = []

@@ -5,6 +5,10 @@ import pty
 
 import pytest
 
+from postbus import EventBus
+
+from .conftest import URL
+
 pytestmark = pytest.mark.usefixtures("three_dead")
 
 
@@ -22,6 +26,20 @@ def test_dead_letters_are_filtered_and_paged(cli, data):
     told = cli("dlq", "list", "--limit", "2").stderr
     after = told.split("--after ")[1].strip()
     assert [each["event"]["id"] for each in data("dlq", "list", "--limit", "2", "--after", after)] == [1]
+
+
+def test_keys_are_listed_where_there_are_any(cli):
+    """A column that would be empty is not shown (S1.12)."""
+    assert cli("dlq", "list").stdout.split()[:3] == ["ID", "TYPE", "SUBSCRIPTION"]
+    bus = EventBus(URL)
+    bus.publish("payment.due", key="ann")
+    delivery = bus.poll()
+    assert delivery is not None
+    bus.finalize(delivery, success=False, retry=False)
+    bus.shutdown()
+    heads, first, second, *_ = cli("dlq", "list").stdout.splitlines()
+    assert heads.split()[:3] == ["ID", "KEY", "TYPE"]
+    assert (first.split()[:3], second.split()[:3]) == (["4", "ann", "payment.due"], ["3", "-", "order.placed"])
 
 
 def test_show_gives_the_error_of_each_attempt(cli, data):

@@ -2,6 +2,9 @@
 
 import os
 import pty
+import subprocess
+import sys
+import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -79,12 +82,81 @@ def test_a_follower_is_listed_with_its_position_and_what_it_left_behind(shop, cl
     row = sales(data)
     assert (row["mode"], row["patterns"], row["paused"]) == ("ordered", ["order.*"], False)
     assert (row["pending"], row["processing"], row["dead"], row["parked"]) == (0, 0, 1, 2)
+    assert row["parked_behind"] == [{"behind": 2, "key": "bob", "count": 2}]
     stand = row["checkpoint"]
     assert (stand["position"], stand["lag"], stand["waiting"], stand["worker_id"]) == (7, 0, None, None)
     shown = cli("subscriptions", "list").stdout.splitlines()
     assert shown[0].split() == ["NAME", "MODE", "WANTS", "TAGS", "PAUSED", "POSITION", "LAG", "WAITS", "READ", "BY",
                                 "LEASE", "LEFT", "DEAD", "PARKED"]  # fmt: skip
     assert shown[1].split() == ["sales", "ordered", "order.*", "-", "no", "7", "0", "-", "-", "-", "1", "2"]
+    assert shown[2] == "sales: parked behind 2 (key bob): 2"
+
+
+def test_parked_events_are_told_with_what_they_wait_for(shop, cli, data):
+    """Beside the dead letter itself; once that is retried, or purged, where the follower is listed (S4.5)."""
+    [letter] = data("dlq", "list")
+    assert (letter["event"]["id"], letter["event"]["key"], letter["parked"]) == (2, "bob", 2)
+    assert "sales: parked behind 2 (key bob): 2" in cli("dlq", "list").stdout
+    assert [each["parked"] for each in data("events", "show", "5", "--subscription", "sales")["deliveries"]] == [True]
+    cli("dlq", "purge", "2", "--yes")
+    assert sales(data)["parked_behind"] == [{"behind": None, "key": "bob", "count": 2}]
+    assert "parked, free to go on once it is read (key bob): 2" in cli("subscriptions", "list").stdout
+
+
+def test_of_very_many_keys_only_some_are_told(shop, cli, data, monkeypatch):
+    """The list stays readable; its data has all of them (S4.5)."""
+    with following(shop, poison=8) as (bus, _):
+        bus.publish_many([{"type": "order.placed", "key": "eve"}] * 3)
+        bus.wait_for("sales", 10, timeout=30)
+    monkeypatch.setattr("postbus.cli.subscriptions.MOST_NAMED", 1)
+    assert [each["key"] for each in sales(data)["parked_behind"]] == ["bob", "eve"]
+    assert cli("subscriptions", "list").stdout.splitlines()[-1] == "sales: … and events of 1 more key"
+
+
+def test_a_follower_that_stopped_for_good_is_told_with_the_reason(shop, cli, data, eventually):
+    """In the list and as a finding, until it is passed over or handled (S4.5, S0.9)."""
+    bus = EventBus(shop)
+
+    @bus.follow("mail", "order.*", on_error="stop", retry={"max_retries": 0})
+    def refuse(event: Any) -> None:
+        raise ValueError("no such order\nin this shop")
+
+    with bus:
+        eventually(lambda: bus.followers["mail"].error)
+    why = "stopped before event 1 (order.placed) after 1 attempt: ValueError: no such order"
+    stand = by_name(data("subscriptions", "list"))["mail"]["checkpoint"]
+    assert (stand["stopped"], stand["stopped_before"], stand["position"]) == (f"{why}\nin this shop", 1, 0)
+    assert f"mail: {why}" in cli("subscriptions", "list").stdout.splitlines()
+    [stopped] = wrong(data("doctor", expect=3), "followers")
+    assert stopped["message"] == f"mail: {why}"
+    assert "put the cause right, and start the program again" in stopped["remedy"]
+    assert "postbus subscriptions rewind mail --to 1;" in stopped["remedy"]
+    cli("subscriptions", "rewind", "mail", "--to", "1", "--yes")
+    assert not wrong(data("doctor", expect=3), "followers")
+    assert "stopped" not in cli("subscriptions", "list").stdout
+
+
+KILLED = """
+import os
+from postbus import EventBus
+bus = EventBus(worker_id="shop-9")
+bus.follow("sales", "order.*", lease=600)(lambda event: os._exit(1))
+bus.publish("order.placed")
+with bus:
+    bus.wait_idle()
+"""
+
+
+def test_a_reader_that_was_killed_is_told_to_be_gone(shop, cli, data):
+    """At once, although its lease still runs, and nobody is said to read (S4.7, S0.9)."""
+    subprocess.run([sys.executable, "-c", KILLED], check=False, timeout=60)
+    stand = sales(data)["checkpoint"]
+    assert (stand["worker_id"], stand["gone"]) == ("shop-9", True)
+    assert "shop-9 (gone)" in cli("subscriptions", "list").stdout
+    [behind] = [each for each in data("doctor", expect=3) if "behind, for" in each["message"]]
+    assert behind["message"].endswith("nobody reads it")
+    assert "reads it now" not in cli("subscriptions", "delete", "sales", "--dry-run").stderr
+    assert "nobody reads it now" in cli("subscriptions", "rewind", "sales", "--to", "7", "--yes").stderr
 
 
 def test_who_reads_is_listed_until_it_ends(shop, cli, data, eventually):
@@ -282,14 +354,46 @@ def test_stats_show_how_far_each_has_come(shop, cli, data):
     assert "sales         events         7    1" in cli("stats").stdout
 
 
-def test_a_follower_that_is_left_alone_is_found(shop, cli, data):
-    """Something to read and nobody who does is a finding, until somebody does; so are its dead letters (S0.9)."""
+def test_a_follower_that_is_behind_for_a_moment_is_well(shop, cli, data):
+    """A restart takes its time: how far it is behind is told, and is no finding (S0.9)."""
+    cli("publish", "order.placed")
+    found = data("doctor", expect=3)
+    assert not wrong(found, "followers")
+    [behind] = [each["message"] for each in found if "behind, for" in each["message"]]
+    assert behind.startswith("sales is 1 position behind, for ")
+    assert behind.endswith(", and nobody reads it")
+
+
+def test_a_follower_that_stands_still_although_it_is_read_is_found(shop, cli, data, monkeypatch):
+    """Its handler hangs, say: told with the process that reads (S0.9)."""
+    monkeypatch.setattr("postbus.cli.doctor.STILL", timedelta(0))
+    entered, go_on = threading.Event(), threading.Event()
+    bus = EventBus(shop, worker_id="shop-2")
+
+    @bus.follow("sales", "order.*")
+    def hang(event: Any) -> None:
+        entered.set()
+        go_on.wait(60)
+
+    with bus:
+        bus.publish("order.placed")
+        assert entered.wait(60)
+        [stuck] = wrong(data("doctor", expect=3), "followers")
+        go_on.set()
+    assert stuck["message"].startswith("sales is 1 position behind, for ")
+    assert "shop-2 reads it; it has not moved for " in stuck["message"]
+    assert "the handler hangs" in stuck["remedy"]
+
+
+def test_a_follower_that_is_left_alone_is_found(shop, cli, data, monkeypatch):
+    """Something to read and nobody who does is a finding after a while; so are its dead letters (S0.9)."""
+    monkeypatch.setattr("postbus.cli.doctor.STILL", timedelta(0))
     assert not wrong(data("doctor", expect=3), "followers")
     cli("publish", "order.placed")
     found = data("doctor", expect=3)
     [alone] = wrong(found, "followers")
     assert alone["message"].startswith("sales is 1 position behind, for ")
-    assert "nobody reads it" in alone["message"]
+    assert "nobody reads it; it has not moved for " in alone["message"]
     assert alone["remedy"].endswith("postbus subscriptions delete sales")
     [dead] = wrong(found, "dead letters")
     assert dead["message"] == "1 in subscription sales, 2 events parked behind"

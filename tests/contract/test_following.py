@@ -228,11 +228,13 @@ def test_a_parked_event_waits_until_it_is_freed(op: Operator, clock: FrozenClock
     op.store.move(step(first, events[3], parked=[events[1], events[3]]))
     assert stand(op.store).position == events[3].id
     assert left(op.store) == [(events[1].id, State.PARKED), (events[3].id, State.PARKED)]
+    assert [each.parked for each in op.get(events[1]).deliveries] == [False, True]
     clock.advance(timedelta(days=1))
     assert op.claim(10, "s") == []
     assert op.status(events[1], "s") is Status.PENDING
     assert op.store.unpark("s", [events[1].id], "host:two") == 1
     assert left(op.store) == [(events[1].id, State.PENDING), (events[3].id, State.PARKED)]
+    assert not any(each.parked for each in op.get(events[1]).deliveries)
     delivery = op.take("s")
     assert (delivery.id, delivery.attempt) == (events[1].id, 1)
     op.settle(delivery)

@@ -11,7 +11,7 @@ from postbus.model import Event, Mode, State, Stream
 from postbus.store import Store
 from postbus.store.contract import Burial, DeadFilter
 from postbus.testing import FrozenClock
-from tests.contract.following import HELD, burial, lead, left, stand, standby, step
+from tests.contract.following import HELD, burial, lead, left, on_postgres, stand, standby, step
 from tests.contract.stores import DEAD, OOPS, Operator, Site
 
 # ── who leads ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -169,6 +169,73 @@ def test_a_pause_is_told_to_whoever_leads_and_to_nobody_else(store: Store, clock
     store.delete_subscription("s", "ops")
     with pytest.raises(NotFound):
         store.is_paused(heir)
+
+
+# ── one that has stopped, or is gone ─────────────────────────────────────────────────────────────────────────────────
+
+
+def test_why_a_reader_stopped_shows_to_all(site: Site, store: Store, events: list[Event]):
+    """With the event it stopped before; whoever reads next and ends in good order does not hide it (S4.5)."""
+    store.resign(lead(store), "stopped before event 1", events[0].id)
+    other = site.open()
+    found = stand(other)
+    assert (found.stopped, found.stopped_before, found.worker_id) == ("stopped before event 1", events[0].id, None)
+    other.resign(lead(other, "two"))
+    assert stand(store).stopped == "stopped before event 1"
+    store.resign(lead(store), "the file is damaged")
+    assert (stand(store).stopped, stand(store).stopped_before) == ("the file is damaged", None)
+
+
+@pytest.mark.parametrize("way", ["lightly", "leaving one dead", "with other writes", "rewind"])
+def test_why_a_reader_stopped_is_forgotten_once_it_goes_on(store: Store, events: list[Event], way: str):
+    """Whoever gets further, or puts it elsewhere, has dealt with it; to lead alone is not enough (S4.5)."""
+    store.resign(lead(store), "stopped before event 1", events[0].id)
+    again = lead(store)
+    assert stand(store).stopped is not None
+    match way:
+        case "lightly":
+            store.move(step(again, events[0]))
+        case "leaving one dead":
+            store.move(step(again, events[0], buried=[burial(events[0])]))
+        case "with other writes":
+            with store.transaction() as tx:
+                tx.move(step(again, events[0]))
+        case _:
+            store.rewind("s", events[0].id, "ops")
+    assert (stand(store).stopped, stand(store).stopped_before) == (None, None)
+
+
+def test_one_that_was_deposed_says_nothing_of_its_end(store: Store, clock: FrozenClock, events: list[Event]):
+    """Its heir may be past that event already (I8)."""
+    first = lead(store)
+    clock.advance(HELD)
+    heir = lead(store, "two")
+    store.resign(first, "stopped before event 1", events[0].id)
+    assert (stand(store).stopped, stand(store).worker_id, stand(store).epoch) == (None, "host:two", heir.epoch)
+
+
+def test_a_reader_known_to_be_dead_is_told_to_be_gone(
+    store: Store, clock: FrozenClock, events: list[Event], monkeypatch: pytest.MonkeyPatch
+):
+    """While its lease still runs; after that nobody is told to read at all (S4.7)."""
+    lead(store)
+    assert (stand(store).gone, stand(store).reader) == (False, "host:one")
+    monkeypatch.setattr(store, "is_dead", lambda owner: owner == "one")
+    assert (stand(store).gone, stand(store).worker_id, stand(store).reader) == (True, "host:one", None)
+    assert store.stats().checkpoints[0].gone
+    clock.advance(HELD)
+    assert (stand(store).gone, stand(store).worker_id) == (False, None)
+
+
+@on_postgres
+def test_a_reader_that_lost_its_lock_is_told_to_be_gone(site: Site, store: Store, events: list[Event]):
+    """From any host: the lock is the server's. One that reads without a lock is left alone (S4.7)."""
+    with site.open().hold("follower s"):
+        lead(store, locked=True)
+        assert stand(store).gone is False
+    assert stand(store).gone is True
+    lead(store, "two", single=True)
+    assert stand(store).gone is False
 
 
 # ── where going on would lose something ──────────────────────────────────────────────────────────────────────────────

@@ -32,7 +32,7 @@ def no_epoch_check() -> None:
     _unfence(SQL, FENCE, "held", lambda found: "AND ? IS NOT NULL" if found[0].endswith("= ?") else "")
     _unfence(localized("postbus"), PG_FENCE, "held_all", lambda found: f"AND {found[1]}::bigint IS NOT NULL")
     for each in (Leases, PostgresLeases):
-        each._held_all = _lenient(each._held_all)
+        each.held = _lenient(each.held)
 
 
 def _lenient(honest: Callable[..., dict[Lease, Held]]) -> Callable[..., dict[Lease, Held]]:

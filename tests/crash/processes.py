@@ -66,7 +66,7 @@ class Child:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.crash.child", json.dumps(config)],
                 cwd=folder,
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -143,7 +143,7 @@ class Nursery:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.crash.nursery"],
             cwd=trial.folder,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )

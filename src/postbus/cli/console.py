@@ -1,9 +1,10 @@
 """What commands print: data on stdout as a table, JSON or JSON lines; everything else on stderr."""
 
+import inspect
 import json
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -31,10 +32,13 @@ __all__ = [
     "Output",
     "age",
     "confirm",
+    "doing",
     "emit",
+    "flow",
     "line",
     "many",
     "progress",
+    "require_answer",
     "say",
     "stderr",
     "table",
@@ -53,6 +57,13 @@ class Output(StrEnum):
     TABLE = "table"
     JSON = "json"
     JSONL = "jsonl"
+
+
+def flow(group: typer.Typer) -> None:
+    """Let what its commands' docstrings say run to the width of the screen, wherever the source breaks its lines."""
+    for each in group.registered_commands:
+        paragraphs = (inspect.getdoc(each.callback) or "").split("\n\n")
+        each.help = "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs)
 
 
 def stderr() -> Console:
@@ -183,10 +194,25 @@ def progress(what: str, total: int | None) -> Generator[Callable[[int], None]]:
         yield lambda done: bar.update(task, completed=done)
 
 
-def confirm(question: str, *, yes: bool) -> None:
-    """Return if the person agrees; without a terminal to ask at, only `--yes` agrees."""
-    if yes:
-        return
-    if not sys.stdin.isatty():
+@contextmanager
+def doing(what: str) -> Generator[None]:
+    """Say at once, on stderr, what takes a while: on a terminal until it is done, elsewhere as a line."""
+    with ExitStack() as stack:
+        if sys.stderr.isatty():
+            stack.enter_context(stderr().status(what))
+        else:
+            say(what)
+        yield
+
+
+def require_answer(question: str, *, yes: bool) -> None:
+    """Raise InvalidRequest where nobody could agree: without a terminal to ask at, only `--yes` does."""
+    if not yes and not sys.stdin.isatty():
         raise InvalidRequest(f"{question} There is no terminal to ask at: add --yes, or --dry-run to only look.")
-    typer.confirm(question, abort=True, err=True)
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Return if the person agrees."""
+    require_answer(question, yes=yes)
+    if not yes:
+        typer.confirm(question, abort=True, err=True)

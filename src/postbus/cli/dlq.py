@@ -1,12 +1,16 @@
 """`postbus dlq`: look at dead letters, retry them, purge them."""
 
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from itertools import chain
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.console import RenderableType
 
-from postbus.cli.console import Output, confirm, emit, many, progress, say, table, tell_rest
+from postbus.cli.console import Output, confirm, emit, line, many, progress, say, table, tell_rest
 from postbus.cli.events import event_view, first_line
 from postbus.cli.options import (
     DryRun,
@@ -21,11 +25,11 @@ from postbus.cli.options import (
 )
 from postbus.dlq import DeadLetters
 from postbus.errors import InvalidRequest
-from postbus.model import DeadLetter
+from postbus.model import DeadLetter, Mode, State
 from postbus.store import Store
 from postbus.store.contract import DeadFilter
 
-__all__ = ["group", "reason"]
+__all__ = ["ACTOR", "Parked", "group", "parked", "reason"]
 
 ACTOR = "cli"
 group = typer.Typer(
@@ -36,11 +40,39 @@ group = typer.Typer(
 )
 
 
+IDS = Annotated[list[int] | None, typer.Argument(metavar="ID", help="The events' ids.")]
+
+
 class By(StrEnum):
     """Which age a purge goes by."""
 
     CREATED_AT = "created_at"
     DIED_AT = "died_at"
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """How many events of a key wait for one of them. `behind` is None where that is gone, and nobody has read since."""
+
+    behind: int | None
+    key: str | None
+    count: int
+
+    @property
+    def told(self) -> str:
+        """All of it, in a line."""
+        what = "parked, free to go on once it is read" if self.behind is None else f"parked behind {self.behind}"
+        return f"{what} (key {self.key}): {self.count:,}"
+
+
+def parked(standing: Sequence[tuple[int, str | None, State]]) -> list[Parked]:
+    """Return what is parked of that which an ordered subscription has left behind, key by key."""
+    first: dict[str | None, int | None] = {}
+    counts = Counter[str | None]()
+    for event_id, key, state in standing:
+        first.setdefault(key, None if state is State.PARKED else event_id)
+        counts[key] += state is State.PARKED
+    return [Parked(first[key], key, count) for key, count in counts.items() if count]
 
 
 @group.command("list", epilog="Example: postbus dlq list --type 'payment.*' --limit 50")
@@ -56,9 +88,36 @@ def list_dead(
     """List dead letters, the newest event first."""
     with existing_store(url) as store:
         page = DeadLetters(store).list(limit=limit, subscription=subscription, type=event_type, after=after)
-    rows = ((str(d.event.id), d.event.type, d.subscription, d.attempts, d.died_at, reason(d)) for d in page)
-    emit(output, page.items, lambda: [table("ID  TYPE  SUBSCRIPTION  ATTEMPTS  DIED  REASON", rows)] * bool(page.items))
+        behind = _parked_behind(store, {each.subscription for each in page})
+    told = [_told(each, behind.get((each.subscription, each.event.id))) for each in page]
+    emit(output, told, lambda: _listed(page.items, behind))
     tell_rest(page, "dead letters")
+
+
+def _parked_behind(store: Store, names: set[str]) -> dict[tuple[str, int | None], Parked]:
+    """Return what is parked in these subscriptions, by subscription and the event it is parked behind."""
+    ordered = [each.name for each in store.subscriptions() if each.mode is Mode.ORDERED and each.name in names]
+    return {(name, each.behind): each for name in ordered for each in parked(store.standing(name))}
+
+
+def _told(letter: DeadLetter, behind: Parked | None) -> dict[str, Any]:
+    parts = {field.name: getattr(letter, field.name) for field in fields(letter)}
+    return parts | {"parked": 0 if behind is None else behind.count}
+
+
+def _listed(letters: Sequence[DeadLetter], behind: Mapping[tuple[str, int | None], Parked]) -> Iterator[RenderableType]:
+    """Show dead letters, with their keys if any has one, and what is parked behind them."""
+    if not letters:
+        return
+    rows = [(str(d.event.id), d.event.type, d.subscription, d.attempts, d.died_at, reason(d)) for d in letters]
+    if any(each.event.key is not None for each in letters):
+        keyed = [(row[0], each.event.key, *row[1:]) for row, each in zip(rows, letters, strict=True)]
+        yield table("ID  KEY  TYPE  SUBSCRIPTION  ATTEMPTS  DIED  REASON", keyed)
+    else:
+        yield table("ID  TYPE  SUBSCRIPTION  ATTEMPTS  DIED  REASON", rows)
+    for each in letters:
+        if (found := behind.get((each.subscription, each.event.id))) is not None:
+            yield line(f"{each.subscription}: {found.told}")
 
 
 def reason(letter: DeadLetter) -> str:
@@ -82,7 +141,7 @@ def show(
     epilog="Example: postbus dlq retry 7 12\n\nExample: postbus dlq retry --all --type 'payment.*' --dry-run"
 )
 def retry(
-    event_ids: Annotated[list[int] | None, typer.Argument(metavar="[ID]...", help="The events' ids.")] = None,
+    event_ids: IDS = None,
     *,
     everything: Annotated[bool, typer.Option("--all", help="All dead letters that the filters let through.")] = False,
     subscription: SubscriptionName = None,
@@ -92,7 +151,10 @@ def retry(
     url: Url = None,
     output: Format = Output.TABLE,
 ) -> None:
-    """Give dead letters all their attempts anew. What happened before stays in the audit log."""
+    """Give dead letters all their attempts anew.
+
+    What happened before stays in the audit log.
+    """
     if bool(event_ids) == everything:
         raise InvalidRequest("name the ids to retry, or --all")
     if event_ids and event_type:
@@ -119,10 +181,10 @@ def _retry_each(store: Store, event_ids: set[int], subscription: str | None, *, 
     "\n\nExample: postbus dlq purge --older-than-days 30 --by died_at --yes"
 )
 def purge(
-    event_ids: Annotated[list[int] | None, typer.Argument(metavar="[ID]...", help="The events' ids.")] = None,
+    event_ids: IDS = None,
     *,
     older_than_days: Annotated[
-        float | None, typer.Option(min=0, help="How old they must be; 0 means all of them.")
+        float | None, typer.Option(metavar="DAYS", min=0, help="How old they must be; 0 means all of them.")
     ] = None,
     by: Annotated[By, typer.Option(help="Count the age from the publishing or from the death.")] = By.CREATED_AT,
     subscription: SubscriptionName = None,
@@ -132,7 +194,10 @@ def purge(
     url: Url = None,
     output: Format = Output.TABLE,
 ) -> None:
-    """Remove dead letters for good. The events, and what happened to them, stay in the log."""
+    """Remove dead letters for good.
+
+    The events, and what happened to them, stay in the log.
+    """
     if bool(event_ids) == (older_than_days is not None):
         raise InvalidRequest("name the ids to purge, or say --older-than-days")
     if event_ids and event_type:

@@ -26,6 +26,8 @@ EXAMPLES: Final = "Example: postbus doctor\n\nExample: postbus doctor --deep -o 
 FINDINGS: Final = 3
 SILENT: Final = timedelta(minutes=3)
 """Workers report their handlers every minute; one not heard of for this long is gone, or never ran."""
+STILL: Final = timedelta(seconds=60)
+"""How long a follower may stand still although there is something to read: a restart, a slow event, a retry."""
 MOST_LEASES: Final = 1_000
 
 
@@ -148,12 +150,15 @@ class _Patient:
         return sum(state.lease_expired for event in page for state in event.deliveries if state.subscription == name)
 
     def followers(self) -> Iterator[Finding]:
-        """Find positions that mean nothing in this log, and followers that lag while nobody reads."""
+        """Find positions that mean nothing in this log, and followers that have stopped or stand still."""
         wrong = False
         for each in self.store.subscriptions():
             stand = self.stands.get(each.name)
-            if stand is not None and (finding := self._misplaced(each, stand) or self._left_alone(each, stand)):
-                wrong = True
+            if stand is None:
+                continue
+            finding = self._misplaced(each, stand) or self._stopped(each, stand) or self._behind(each, stand)
+            if finding is not None:
+                wrong = wrong or not finding.ok
                 yield finding
         if self.stands and not wrong:
             message = f"{many(len(self.stands), 'checkpoint')}, none lost, none left alone"
@@ -181,18 +186,33 @@ class _Patient:
             return False
         return True
 
-    def _left_alone(self, each: Subscription, stand: Checkpoint) -> Finding | None:
-        """Tell of a follower that has something to do, may do it, and that nobody reads."""
-        if each.mode is not Mode.ORDERED or each.paused or not stand.lag or stand.worker_id is not None:
+    def _stopped(self, each: Subscription, stand: Checkpoint) -> Finding | None:
+        """Tell of a follower that has stopped for good."""
+        if stand.stopped is None:
             return None
-        moved = age(self.store.now() - stand.moved_at)
-        waits = "" if stand.waiting is None else f", for {age(stand.waiting)}"
-        return _wrong(
-            "followers",
-            f"{each.name} is {many(stand.lag, 'position')} behind{waits}, and nobody reads it; it moved {moved} ago",
-            "start the program that follows it; if it is not wanted any more: "
-            f"postbus subscriptions delete {each.name}{self.again}",
-        )
+        again = "" if stand.reader is None else f"; {stand.reader} tries again"
+        how = "put the cause right, and start the program again"
+        if stand.stopped_before is not None:
+            to = f"rewind {each.name} --to {stand.stopped_before}{self.again}"
+            how += f"; or pass the event over: postbus subscriptions {to}"
+            how += '; or follow with on_error="dead_letter", and look at: postbus dlq list'
+        first, *_ = stand.stopped.splitlines()
+        return _wrong("followers", f"{each.name}: {first}{again}", how)
+
+    def _behind(self, each: Subscription, stand: Checkpoint) -> Finding | None:
+        """Tell of a follower that has something to do and may do it: wrong is only one that stands still for long."""
+        if each.mode is not Mode.ORDERED or each.paused or stand.waiting is None:
+            return None
+        told = f"{each.name} is {many(stand.lag, 'position')} behind, for {age(stand.waiting)}"
+        told += f", and {stand.reader or 'nobody'} reads it"
+        still = min(stand.waiting, self.store.now() - stand.moved_at)
+        if still <= STILL:
+            return Finding("followers", ok=True, message=told)
+        how = "look at its program's log: the handler hangs, or takes long, or one event is tried again and again"
+        if stand.reader is None:
+            delete = f"postbus subscriptions delete {each.name}{self.again}"
+            how = f"start the program that follows it; if it is not wanted any more: {delete}"
+        return _wrong("followers", f"{told}; it has not moved for {age(still)}", how)
 
     def paused(self) -> Iterator[Finding]:
         """Find subscriptions that are paused while events wait."""
@@ -208,7 +228,7 @@ class _Patient:
         how = f"postbus dlq list{self.again}, then postbus dlq retry ID or dlq purge"
         found = {each.name: (each.dead, 0) for each in self.stats.subscriptions}
         for name in self.stands:
-            left = left_behind(self.store, name)
+            left = left_behind(self.store.standing(name))
             found[name] = left[State.DEAD], left[State.PARKED]
         found = {name: counts for name, counts in found.items() if any(counts)}
         for name, (dead, parked) in found.items():

@@ -20,7 +20,8 @@ UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
 Url = Annotated[
     str | None,
     typer.Option(
-        help="The bus: sqlite:///shop.db, postgresql://user@host/db. Else POSTBUS_URL, postbus.toml, sqlite:///postbus.db."
+        help="The bus: sqlite:///shop.db, postgresql://user@host/db, http://host:port. "
+        "Else POSTBUS_URL, postbus.toml, sqlite:///postbus.db."
     ),
 ]
 Format = Annotated[Output, typer.Option("--output", "-o", envvar="POSTBUS_OUTPUT", help="How to print data.")]
@@ -28,7 +29,7 @@ EventId = Annotated[int, typer.Argument(metavar="ID", help="The event's id.")]
 SubscriptionName = Annotated[str | None, typer.Option("--subscription", help="Only this subscription.")]
 EventType = Annotated[str | None, typer.Option("--type", help="Only events of this type; * is any characters.")]
 Tags = Annotated[list[str] | None, typer.Option("--tag", help="A tag; may be given again.")]
-Limit = Annotated[int, typer.Option(min=1, max=10_000, help="How many to show at most.")]
+Limit = Annotated[int, typer.Option(metavar="N", min=1, max=10_000, help="How many to show at most.")]
 After = Annotated[int | None, typer.Option(help="Go on after this id, the last of the page before.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; needed where there is no terminal.")]
@@ -41,7 +42,8 @@ def existing_store(url: str | None) -> Generator[Store]:
     if not exists(settings.url):
         where = shown(settings.url)
         raise NotFound(f"there is no bus at {where}: name it with --url or POSTBUS_URL, or make it: postbus migrate")
-    store = open_store(settings.url, auto_migrate=False, direct_url=settings.direct_url, listen=False)
+    token = settings.token.get_secret_value() if settings.token else None
+    store = open_store(settings.url, auto_migrate=False, direct_url=settings.direct_url, listen=False, token=token)
     try:
         yield store
     finally:

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal
@@ -10,8 +10,8 @@ from typing import Annotated, Any, Final, Literal
 import typer
 from rich.console import RenderableType
 
-from postbus.cli.console import Output, confirm, emit, line, many, say, stderr, table
-from postbus.cli.dlq import ACTOR
+from postbus.cli.console import Output, confirm, emit, flow, line, many, say, stderr, table
+from postbus.cli.dlq import ACTOR, Parked, parked
 from postbus.cli.options import DryRun, Format, Url, Yes, existing_store, parse_moment
 from postbus.errors import InvalidRequest, NotFound
 from postbus.model import Checkpoint, Mode, State, Stream, Subscription
@@ -31,8 +31,8 @@ To = Annotated[
     str,
     typer.Option(
         "--to",
-        metavar="ID|MOMENT|beginning|now",
-        help="Go on after this id, from this moment, from the first event there is, or with the next one published.",
+        metavar="WHERE",
+        help="After an id, from a moment on, or from the `beginning`, or from `now` on.",
         show_default=False,
     ),
 ]
@@ -45,11 +45,11 @@ def subscriptions() -> None:
 
 @group.command("list", epilog="Example: postbus subscriptions list -o json")
 def list_subscriptions(*, url: Url = None, output: Format = Output.TABLE) -> None:
-    """List subscriptions: what each wants, how far it has come, who is at it, and how much is left.
+    """List subscriptions: what each wants, who is at it, how much is left.
 
     Of those that read by position, LAG is how many positions they are behind the last event, WAITS how long the first
     of these has waited. READ BY is the process that reads, alone, while its lease is kept up; dead and parked events
-    are those it has left behind.
+    are those it has left behind. Below stand what has stopped one for good, and what parked events wait for.
     """
     with existing_store(url) as store:
         rows, now = _rows(store, store.subscriptions()), store.now()
@@ -64,16 +64,17 @@ def _rows(store: Store, wanted: Iterable[Subscription]) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for each in wanted:
         mine = sorted({handler.pattern for handler in handlers if handler.subscription == each.name})
-        left = left_behind(store, each.name) if each.mode is not Mode.QUEUE else None
-        counts = depth.get(each.name, (0,) * len(LEFT)) if left is None else (left[state] for state in LEFT)
-        unfinished = dict(zip(LEFT.values(), counts, strict=True))
+        standing = store.standing(each.name) if each.mode is not Mode.QUEUE else ()
+        left = left_behind(standing)
+        counts = depth.get(each.name) or (left[state] for state in LEFT)
+        unfinished = dict(zip(LEFT.values(), counts, strict=True)) | {"parked_behind": parked(standing)}
         rows.append(asdict(each) | {"handlers": mine} | unfinished | {"checkpoint": stands.get(each.name)})
     return rows
 
 
-def left_behind(store: Store, name: str) -> Counter[State]:
+def left_behind(standing: Sequence[tuple[int, str | None, State]]) -> Counter[State]:
     """Count what a subscription that reads by position has passed and not done, by state."""
-    return Counter(state for *_, state in store.standing(name))
+    return Counter(state for *_, state in standing)
 
 
 def _tables(rows: list[dict[str, Any]], now: datetime) -> Iterator[RenderableType]:
@@ -85,6 +86,7 @@ def _tables(rows: list[dict[str, Any]], now: datetime) -> Iterator[RenderableTyp
         yield line("")
     if readers:
         yield table(READERS, (_reader(row, now) for row in readers))
+        yield from (each for row in readers for each in _troubles(row))
 
 
 def _queue(row: dict[str, Any]) -> tuple[object, ...]:
@@ -99,7 +101,20 @@ def _reader(row: dict[str, Any], now: datetime) -> tuple[object, ...]:
     if stand is None:
         return (*_wants(row), *(None,) * 5, row["dead"], row["parked"])
     left = None if stand.held_until is None else stand.held_until - now
-    return (*_wants(row), stand.position, stand.lag, stand.waiting, stand.worker_id, left, row["dead"], row["parked"])
+    reader = f"{stand.worker_id} (gone)" if stand.gone else stand.worker_id
+    return (*_wants(row), stand.position, stand.lag, stand.waiting, reader, left, row["dead"], row["parked"])
+
+
+def _troubles(row: dict[str, Any]) -> Iterator[RenderableType]:
+    """Tell why one that reads by position has stopped, and what its parked events wait for."""
+    stand: Checkpoint | None = row["checkpoint"]
+    behind: list[Parked] = row["parked_behind"]
+    if stand is not None and stand.stopped is not None:
+        first, *_ = stand.stopped.splitlines()
+        yield line(f"{row['name']}: {first}", "red")
+    yield from (line(f"{row['name']}: {each.told}") for each in behind[:MOST_NAMED])
+    if len(behind) > MOST_NAMED:
+        yield line(f"{row['name']}: … and events of {many(len(behind) - MOST_NAMED, 'more key')}")
 
 
 def _wants(row: dict[str, Any]) -> tuple[object, ...]:
@@ -108,9 +123,10 @@ def _wants(row: dict[str, Any]) -> tuple[object, ...]:
 
 @group.command(epilog="Example: postbus subscriptions pause sales")
 def pause(name: Name, *, url: Url = None, output: Format = Output.TABLE) -> None:
-    """Have nothing more taken from a subscription until it is resumed. What is being handled is finished.
+    """Have nothing more taken from a subscription until it is resumed.
 
-    Events wait meanwhile, none is lost. A Spark stream reads on all the same: stop its query instead.
+    What is being handled is finished. Events wait meanwhile, none is lost. A Spark stream reads on all the same: stop
+    its query instead.
     """
     _set_paused(name, paused=True, url=url, output=output)
 
@@ -142,11 +158,14 @@ def _set_paused(name: str, *, paused: bool, url: str | None, output: Output) -> 
 def rewind(
     name: Name, *, to: To, dry_run: DryRun = False, yes: Yes = False, url: Url = None, output: Format = Output.TABLE
 ) -> None:
-    """Have an ordered subscription go on elsewhere: back, to handle events again, or forwards, past some.
+    """Have an ordered subscription go on elsewhere, back or forwards.
 
-    With an id, the first event after it is the next. Dead and parked events after the new position are discarded, since
-    they come again. Whoever reads begins there at once. What the follower has built is not undone: to build it anew,
-    pause it, rewind it, empty what it built, and resume it.
+    Back, it handles events again; forwards, it passes some over. After an id, the next event is the first above it;
+    with `now` it is the next one published. A moment is one such as 2030-01-31T12:00:00Z.
+
+    Dead and parked events after the new position are discarded, since they come again. Whoever reads begins there at
+    once. What the follower has built is not undone: to build it anew, pause it, rewind it, empty what it built, and
+    resume it.
     """
     target = _target(to)
     with existing_store(url) as store:
@@ -176,7 +195,7 @@ def rewind(
         )
         if not dry_run and paused:
             say(f"it is paused; to go on: postbus subscriptions resume {name}", style="dim")
-        elif not dry_run and before.worker_id is None:
+        elif not dry_run and before.reader is None:
             say("nobody reads it now: it goes on when its program is started", style="dim")
 
 
@@ -235,10 +254,10 @@ def _told(before: Checkpoint, found: Rewound) -> str:
 def delete(
     name: Name, *, dry_run: DryRun = False, yes: Yes = False, url: Url = None, output: Format = Output.TABLE
 ) -> None:
-    """Remove a subscription: its position, and what it has not finished. The events and the audit log stay.
+    """Remove a subscription: its position, and what it has not finished.
 
-    Each unfinished delivery is recorded as DISCARDED. A program that still follows or handles it stops doing so; one
-    that starts later makes it anew.
+    The events and the audit log stay. Each unfinished delivery is recorded as DISCARDED. A program that still follows
+    or handles it stops doing so; one that starts later makes it anew.
     """
     with existing_store(url) as store, stderr().status("counting …") as shown:
         [row] = _rows(store, [_find(store, name)])
@@ -264,8 +283,8 @@ def _summary(row: dict[str, Any]) -> str:
 def _at_it(row: dict[str, Any]) -> str:
     """Return who would find it gone."""
     stand: Checkpoint | None = row["checkpoint"]
-    if stand is not None and stand.worker_id is not None:
-        return f"; {stand.worker_id} reads it now"
+    if stand is not None and stand.reader is not None:
+        return f"; {stand.reader} reads it now"
     return f"; programs handle it now: {' '.join(row['handlers'])}" if row["handlers"] and stand is None else ""
 
 
@@ -276,3 +295,6 @@ def _find(store: Store, name: str) -> Subscription:
             return each
     named = ", ".join(each.name for each in found[:MOST_NAMED]) + (" …" if len(found) > MOST_NAMED else "")
     raise NotFound(f"there is no subscription {name!r}; there are: {named or 'none'}")
+
+
+flow(group)
