@@ -3,7 +3,7 @@
 import tomllib
 from typing import Any, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -33,6 +33,8 @@ class Settings(BaseSettings):
     url: str = Field(default="sqlite:///postbus.db", repr=False)
     direct_url: str | None = Field(default=None, repr=False)
     """PostgreSQL behind a transaction pooler: `url` leads to the pooler, this one past it, for listening."""
+    token: SecretStr | None = Field(default=None, repr=False)
+    """What a server at http:// or https:// asks for; see `postbus token`."""
     listen: bool = True
     """PostgreSQL: be woken by LISTEN/NOTIFY. Without it, others' events are noticed by polling only."""
     worker_id: str | None = Field(default=None, min_length=1, max_length=255)

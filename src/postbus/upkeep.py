@@ -47,13 +47,14 @@ class Upkeep:
     def turn(self) -> float:
         """Look once after everything; return the seconds until the next look."""
         began = time.monotonic()
-        recover(self.store, self.policy, self.owner)
-        self.store.expire(None, self.policy)
+        if not self.store.remote:
+            recover(self.store, self.policy, self.owner)
+            self.store.expire(None, self.policy)
         now = time.monotonic()
         if now - self._seen >= SEEN_EVERY:
             self._seen = now
             self.store.register_handlers(self.handlers())
-        if now - self._tidied >= TIDY_EVERY:
+        if now - self._tidied >= TIDY_EVERY and not self.store.remote:
             self._tidied = now
             self.store.tidy()
         return max(self.every, min((now - began) / SHARE, LONGEST_PAUSE))

@@ -7,6 +7,7 @@ import subprocess
 import pytest
 
 from postbus import EventBus, RetryPolicy
+from postbus.model import Stream
 
 from .conftest import PROGRAM, URL
 
@@ -28,6 +29,22 @@ def test_an_unknown_event_is_exit_1(cli):
     """What is not there is said in a sentence."""
     cli("publish", "a")
     assert "there is no event 99" in cli("events", "show", "99", expect=1).stderr
+
+
+def test_an_event_that_was_archived_is_looked_for_in_the_lake(cli):
+    """It was there once: what was pruned, and the command that finds it, are named (P.5)."""
+    bus = EventBus(URL)
+    bus.subscribe("a", str)
+    bus.publish_many([{"type": "a"}] * 3)
+    bus.run_due()
+    bus.store.prune(Stream.EVENTS, after=0, through=2)
+    bus.shutdown()
+    told = cli("events", "show", "2", expect=1).stderr
+    assert "event 2 is not in the log any more: what was done was archived (pruned through 2)" in told
+    assert "postbus pipeline replay --lake DIR --from 2 --to 2" in told
+    cli("events", "show", "3")
+    assert "there is no event 4" in cli("events", "show", "4", expect=1).stderr
+    assert "there is no event 0" in cli("events", "show", "0", expect=1).stderr
 
 
 def test_lists_are_filtered_and_paged(cli, data):

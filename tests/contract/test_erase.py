@@ -100,6 +100,21 @@ def test_done_again_it_changes_nothing_and_names_the_same(op: Operator):
     assert op.store.logs(event.id) == rows
 
 
+def test_what_would_be_blanked_can_be_counted_before(op: Operator):
+    """Events and audit rows that say something, by uid, key or id; counting blanks nothing (P.5)."""
+    (event, *_) = op.publish_all(SECRET, {"type": "a", "key": "ada"}, {**SECRET, "uid": "u-bob", "key": "bob"})
+    op.settle(op.take(), DoneWithErrors((QUOTED,)))
+    found = op.store.erasable(key="ada")
+    assert (found.ids, found.events, found.audit) == ((event.id, event.id + 1), 1, 1)
+    assert op.store.erasable(uid="u-ada").events == op.store.erasable(ids=[event.id]).events == 1
+    assert op.store.erasable(key="nobody").ids == ()
+    assert op.get(event).title == "Ada"
+    op.store.erase(key="ada", actor="privacy")
+    assert (op.store.erasable(key="ada").events, op.store.erasable(key="ada").audit) == (0, 0)
+    with pytest.raises(InvalidRequest):
+        op.store.erasable()
+
+
 def test_an_event_that_says_nothing_is_recorded_as_erased(op: Operator):
     """Somebody asked for it, and can show that it was done (I13)."""
     event = op.publish("a", uid="u")

@@ -78,6 +78,21 @@ def test_what_is_unfinished_or_dead_stays_and_holds_nothing_else_back(op: Operat
     assert [op.actions(event) for event in done] == [[]] * 4
 
 
+def test_what_would_go_can_be_counted_before(op: Operator):
+    """It is what goes then, what was held by an earlier pruning included, and counting changes nothing (P.5)."""
+    events = worked(op, 4)
+    dead = op.kill()
+    for stream in Stream:
+        through = op.store.span(stream).head
+        would = op.store.prunable(stream, through)
+        assert op.store.span(stream).pruned == 0
+        assert would == prune(op.store, through, stream)[0].removed > 0
+        assert op.store.prunable(stream, through) == 0
+    op.store.purge_dead(DeadFilter(event_id=dead.id), "ops")
+    assert op.store.prunable(Stream.EVENTS, dead.id) == 1
+    assert op.store.prunable(Stream.EVENTS, events[-1]) == 0
+
+
 def test_what_was_held_goes_once_it_is_finished(op: Operator):
     """The next pruning begins at the beginning, however little lies there (P.5)."""
     events = worked(op, 3)

@@ -44,6 +44,7 @@ class Served:
         self.http = httpx2.Client(base_url=self.url, timeout=PATIENCE, trust_env=False)
         config = uvicorn.Config(self.app, http=_guarded(), log_config=None, access_log=False, server_header=False)
         self._server = _Server(config, self.app)
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(config, listening), daemon=True)
         self._thread.start()
@@ -62,10 +63,20 @@ class Served:
     def stop(self) -> None:
         """Let nobody wait any longer, and end."""
         self.http.close()
-        self._loop.call_soon_threadsafe(self.app.state.desk.gate.drain)
+        self.drain()
         self._server.should_exit = True
         self._thread.join(PATIENCE)
         assert not self._thread.is_alive()
+
+    def drain(self) -> None:
+        """Let nobody wait any longer, as the server does when it is told to end."""
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self.app.state.desk.gate.drain)
+
+    @property
+    def at_work(self) -> int:
+        """How many requests are being served."""
+        return len(self._server.server_state.tasks)
 
     # ── what most tests do ───────────────────────────────────────────────────────────────────────────────────────
 

@@ -1,4 +1,4 @@
-"""Who may do what: every route × every scope, tokens that are no good, and a server that asks for none (I17)."""
+"""Who may do what: every route by every scope, tokens that are no good, and a server that asks for none (I17)."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import httpx2
 import pytest
+from fastapi.routing import APIRoute
 
 from postbus.http.app import PARTS
 from postbus.tokens import SCOPES, make_token
@@ -15,6 +16,7 @@ from tests.http.serving import JSON, Served, command, place, process, serving
 from tests.kinds import KINDS
 
 ROUTES: Final = [(method, path) for part in PARTS for method, path in part.scopes]
+REGISTERED: Final = [route for part in PARTS for route in part.routes if isinstance(route, APIRoute)]
 SCOPE: Final = {route: scope for part in PARTS for route, scope in part.scopes.items()}
 
 
@@ -48,10 +50,9 @@ def ask(served: Served, method: str, path: str, authorization: str | None = None
 
 def test_every_route_has_a_scope(guarded: Served):
     """What the app serves is what has a scope: nothing can be reached beside it."""
-    served = {
-        (method, route.path) for part in PARTS for route in part.routes for method in getattr(route, "methods", ())
-    }
+    served = {(method, route.path) for route in REGISTERED for method in route.methods or ()}
     assert served == set(ROUTES)
+    assert len(REGISTERED) == sum(len(part.routes) for part in PARTS)
     assert len(guarded.app.routes) == len(PARTS)
     told = guarded.http.get("/openapi.json").json()["paths"]
     scopes = {(method.upper(), path): each["x-scope"] for path in told for method, each in told[path].items()}
@@ -81,6 +82,12 @@ def test_a_route_is_open_to_its_scope_and_no_other(guarded: Served, tokens: dict
     assert answers[wanted] < 500
 
 
+def test_no_parameter_chooses_the_scope(guarded: Served, tokens: dict[str, str]):
+    """Which scope a route needs is not for the query to say."""
+    assert ask(guarded, "GET", "/stats?scope=open") == 401
+    assert ask(guarded, "GET", "/stats?scope=work", f"Bearer {tokens['work']}") == 403
+
+
 def test_a_refusal_comes_before_the_body_is_looked_at(guarded: Served, tokens: dict[str, str]):
     """Who may not publish learns nothing of what is wrong with the event, nor is it read."""
     poison = b'{"payload": NaN'
@@ -107,7 +114,7 @@ def test_a_refusal_comes_before_the_body_is_looked_at(guarded: Served, tokens: d
 def test_a_garbled_token_is_none(guarded: Served, tokens: dict[str, str], garbled: str):
     """Whatever is not the token itself is 401, with the header that says what is wanted."""
     wrong = garbled.format(tokens["read"])
-    answer = guarded.http.get("/stats", headers={"authorization": f"Bearer {wrong}".encode()})
+    answer = guarded.http.get("/stats", headers={b"authorization": f"Bearer {wrong}".encode()})
     assert answer.status_code == 401
     assert answer.headers["www-authenticate"].startswith("Bearer")
     assert answer.headers["content-type"] == "application/problem+json"
@@ -154,7 +161,9 @@ def trusting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield served
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "10.0.0.1:80", "localhost."])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "10.0.0.1:80", "localhost."]
+)
 def test_without_tokens_only_this_host_is_answered(trusting: Served, host: str):
     """A name that somebody else points at 127.0.0.1 does not bring a web page in (DNS rebinding)."""
     answer = trusting.http.get("/stats", headers={"host": host})
@@ -167,7 +176,9 @@ def test_without_tokens_this_host_is_answered_by_all_its_names(trusting: Served,
     assert trusting.http.get("/stats", headers={"host": host.format(port=trusting.port)}).status_code == 200
 
 
-@pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://127.0.0.1:1", "http://localhost.evil.example"])
+@pytest.mark.parametrize(
+    "origin", ["https://evil.example", "null", "http://127.0.0.1:1", "http://localhost.evil.example"]
+)
 def test_another_sites_page_is_refused(trusting: Served, origin: str):
     """A browser tells where the page came from; only our own may ask."""
     before = trusting.total()
@@ -213,8 +224,6 @@ def test_an_open_address_needs_a_token_and_secrets_stay_secret(kind: str, tmp_pa
 
 def wander(url: str, secret: str) -> str:
     """Ask with and without a token, rightly and wrongly; return all that was answered."""
-
-
     headers = {"authorization": f"Bearer {secret}"}
     with httpx2.Client(base_url=url, trust_env=False, timeout=60) as http:
         answers = [

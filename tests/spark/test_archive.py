@@ -76,16 +76,19 @@ def test_nobody_is_cut_off(spark: SparkSession, bus: EventBus, url: str, tmp_pat
     drain(bus)
     assert [each.through for each in bounds(store, lake, older_than=NOW)] == [0, 0]
     ingest(spark, url, lake, rows=5)
+    assert [each.why for each in bounds(store, lake, older_than=NOW)] == [None, None], "nothing follows"
     bus.publish("a")
     (bound, _) = bounds(store, lake, older_than=NOW)
     assert (bound.through, bound.why) == (events[-1], "not in the lake yet")
-    assert bounds(store, lake, older_than=timedelta(hours=1))[0].through == 0
+    for seconds, words in ((90, "90 seconds"), (3_600, "1 hour"), (129_600, "36 hours"), (2_592_000, "30 days")):
+        (young, _) = bounds(store, lake, older_than=timedelta(seconds=seconds))
+        assert (young.through, young.why) == (0, f"younger than {words}")
     log_id = store.span(Stream.EVENTS).log_id
     store.consumer("slow", Stream.EVENTS, 0)
     store.advance("slow", events[11], log_id)
     (bound, _) = bounds(store, lake, older_than=NOW)
     assert (bound.through, bound.past) == (events[9], ())
-    assert "'slow'" in bound.why
+    assert bound.why == "not passed by 'slow' yet"
     assert run(spark, bus, url, lake)[Stream.EVENTS] == 10
     (bound, _) = bounds(store, lake, older_than=NOW, max_hold=-NEVER)
     assert (bound.through, [each.subscription for each in bound.past]) == (events[-1], ["slow"])

@@ -63,11 +63,11 @@ def test_the_whole_pipeline_by_its_commands(bus: EventBus, call: Call, tmp_path:
     assert "default" in call("pipeline", "report").stdout
 
     archive = ["pipeline", "archive", "--lake", "lake", "--older-than", "0s", "-o", "json"]
-    (would, _) = json.loads(call(*archive, "--dry-run").stdout)
-    assert (would["stream"], would["would_go_through"], would["removed"]) == ("events", events[-1], None)
+    would = json.loads(call(*archive, "--dry-run").stdout)
+    assert (would[0]["stream"], would[0]["would_go_through"], would[0]["removed"]) == ("events", events[-1], None)
     assert bus.list().total == 10
-    (did, _) = json.loads(call(*archive).stdout)
-    assert did["removed"] == 8
+    did = json.loads(call(*archive).stdout)
+    assert [row["removed"] for row in did] == [row["would_remove"] for row in would] == [8, 16]
     assert {event.id for event in bus.list()} == {events[0], events[-1]}
     call("pipeline", "archive", "--lake", "lake", "--older-than", "soon", code=2)
 
@@ -89,11 +89,17 @@ def test_the_whole_pipeline_by_its_commands(bus: EventBus, call: Call, tmp_path:
     call(*replay, "--from", str(events[-1]), "--yes", "--into", "subscription", "--target", "default")
 
     assert "SEGMENTS" in call("pipeline", "compact", "--lake", "lake").stdout
-    assert json.loads(call("erase", "--key", "c1", "--lake", "lake", "--yes", "-o", "json").stdout) == {
+    erase = ["erase", "--key", "c1", "--lake", "lake", "-o", "json"]
+    assert json.loads(call(*erase, "--dry-run").stdout) == [
+        {"where": "live", "events": 6, "audit_rows": 0},
+        {"where": "lake", "events": 5, "audit_rows": 0},
+    ]
+    assert json.loads(call(*erase, "--yes").stdout) == {
         "events": 10,
         "changed": 10,
         "segments_rewritten": 1,
     }
+    assert [(row["events"], row["audit_rows"]) for row in json.loads(call(*erase, "--dry-run").stdout)] == [(0, 0)] * 2
     assert "--uid or --key" in call("erase", "--yes", code=2).stderr
 
 

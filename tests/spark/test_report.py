@@ -5,7 +5,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 from io import StringIO
@@ -57,7 +57,7 @@ class Past:
         done, noted = said["COMPLETED", "COMPLETED"], said["COMPLETED_WITH_ERRORS", "COMPLETED_WITH_ERRORS"]
         dead, again = said["FAILED", "FAILED"], said["FAILED", "PENDING"] + said["EXPIRED", "PENDING"]
         waits = [
-            (row["claimed_at"] - row["ready_at"]).total_seconds()
+            1_000 * (row["claimed_at"] - row["ready_at"]).total_seconds()
             for row in rows
             if row["ready_at"] and row["claimed_at"] >= row["ready_at"]
         ]
@@ -71,8 +71,8 @@ class Past:
             retries=again,
             expired=sum(row["error_type"] == "LeaseExpired" for row in rows),
             dead=dead,
-            wait=percentiles(waits),
-            run=percentiles([row["execution_time_ms"] for row in rows if row["execution_time_ms"] is not None]),
+            wait_ms=percentiles(waits),
+            run_ms=percentiles([row["execution_time_ms"] for row in rows if row["execution_time_ms"] is not None]),
         )
 
     def by(self, kind: str) -> dict[str, Figures]:
@@ -106,6 +106,11 @@ class Past:
                     is_open = True
             deep += is_open
         return deep
+
+    def deepest(self, start: datetime, end: datetime) -> int:
+        """Look at every moment at which anything happened; return the most that were unfinished at one of them."""
+        happened = {row["created_at"] for row in [*self.rows.audit, *self.rows.events]}
+        return max(self.depth(when) for when in {start, *(when for when in happened if start <= when <= end)})
 
     def stale(self) -> dict[str, tuple[int, int, int, datetime]]:
         """Find the workers that left work without a word: silent, expired, stuck, last seen."""
@@ -172,20 +177,20 @@ def named(figures: Iterable[Figures]) -> dict[str, Figures]:
 
 def test_figures_are_those_counted_by_hand(past: Past, made: Report):
     """By type, tag, subscription and worker, retries, late reports and dead letters included (P.4, S0.9)."""
-    assert made.total == past.figures("", past.attempts())
+    assert made.total == past.figures("all", past.attempts())
     assert 0 < made.total.expired < made.total.retries, "the past holds what is to be told apart"
     assert named(made.types) == past.by("type")
     assert named(made.tags) == past.by("tag")
     assert named(made.subscriptions) == past.by("subscription")
     assert named(made.workers) == past.by("worker")
-    runs = [each.run.p95 for each in made.slowest if each.run]
+    runs = [each.run_ms.p95 for each in made.slowest if each.run_ms]
     assert runs == sorted(runs, reverse=True)
     assert len(runs) == len(past.by("type"))
 
 
 def test_the_timeline_is_that_followed_by_hand(past: Past, made: Report):
     """Published, completed, percentiles, depth and what became of dead letters, a bucket at a time (P.4, S0.9)."""
-    assert made.bucket == MINUTE
+    assert made.bucket_ms == 60_000
     starts = [minute(SINCE) + number * MINUTE for number in range(52)]
     assert [each.start for each in made.timeline] == starts
     published = Counter(minute(row["created_at"]) for row in past.rows.events if SINCE <= row["created_at"] < UNTIL)
@@ -194,12 +199,15 @@ def test_the_timeline_is_that_followed_by_hand(past: Past, made: Report):
     )
     counted = past.by("minute")
     for bucket in made.timeline:
-        figures = counted.get(str(bucket.start), Figures(""))
-        assert asdict(bucket.figures) | {"name": ""} == asdict(figures) | {"name": ""}
+        name = f"{bucket.start:%Y-%m-%dT%H:%M:%SZ}"
+        assert bucket.figures == replace(counted.get(str(bucket.start), Figures("")), name=name)
         assert bucket.published == published[bucket.start]
         assert bucket.revived == verbs["RETRIED", bucket.start]
         assert bucket.purged == verbs["PURGED", bucket.start]
-        assert bucket.depth == past.depth(min(bucket.start + MINUTE, UNTIL))
+        end = min(bucket.start + MINUTE, UNTIL)
+        assert bucket.depth == past.depth(end)
+        assert bucket.deepest == past.deepest(max(bucket.start, SINCE), end)
+    assert any(each.deepest > each.depth for each in made.timeline[1:]), "some was finished before its bucket's end"
     assert made.published == sum(published.values())
     assert sum(each.revived for each in made.timeline)
     assert sum(each.purged for each in made.timeline)
@@ -270,7 +278,7 @@ def test_nothing_at_all_makes_an_honest_report(spark: SparkSession):
     """No events: no figures are invented, and every form of it can be shown (P.4)."""
     empty = report.make(*frames(spark, Rows([], [], [])), now=START)
     assert (empty.since, empty.until) == (START - timedelta(hours=1), START)
-    assert empty.total == Figures("")
+    assert empty.total == Figures("all")
     assert not any((empty.published, empty.types, empty.workers, empty.faults, empty.stale_workers, empty.hours))
     assert {(each.published, each.depth, each.figures.attempts) for each in empty.timeline} == {(0, 0, 0)}
     assert "No event was published" in shown(empty)
@@ -348,16 +356,27 @@ def test_the_page_needs_nothing_and_can_be_heard(made: Report):
     for title in ("Stale workers", "Subscriptions", "Errors", "By type", "By tag", "By worker", "Slowest types"):
         assert f"<h2>{title}</h2>" in html
         assert title in shown(made)
+    assert ".dot {" in html
+    assert html.count(">Busiest hours<") == shown(made).count("Busiest hours") == 1
 
 
 def test_json_holds_the_whole_report(made: Report):
-    """Plain values under the names of the fields, moments in UTC, lengths of time as numbers (P.4)."""
+    """Plain values under the names of the fields, moments in UTC, lengths of time in milliseconds (P.4)."""
     told = json.loads(to_json(made))
     assert told["total"] == asdict(made.total)
-    assert told["bucket"] == 60
+    assert told["total"].keys() >= {"wait_ms", "run_ms"}
+    assert told["bucket_ms"] == 60_000
     assert told["since"] == "2030-01-01T23:25:30Z"
     assert [each["depth"] for each in told["timeline"]] == [each.depth for each in made.timeline]
     assert told["types"] == [asdict(each) for each in made.types]
+
+
+def test_a_value_alone_is_a_dot():
+    """A line of one point would be invisible; the others are lines (P.4)."""
+    times = [START + number * MINUTE for number in range(5)]
+    chart = lines("t", "n", times, [Series("a", "first", [1, None, 2, 3, None])])
+    assert chart.count('<path class="dot first" d="M100.0 ') == chart.count('class="dot') == 1
+    assert chart.count('class="line') == chart.count('class="area') == 1
 
 
 def test_charts_take_any_figures():

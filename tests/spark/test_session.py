@@ -25,6 +25,7 @@ on_postgres = pytest.mark.parametrize("kind", ["postgres"])
 JAVA = """#!/bin/sh
 echo 'Picked up JAVA_TOOL_OPTIONS: -Xmx1g' >&2
 echo 'openjdk version "{version}" 2026-01-01' >&2
+echo "$@"
 """
 
 
@@ -94,15 +95,37 @@ def test_the_shim_lies_where_nobody_else_can_write(tmp_path: Path, monkeypatch: 
     """It is a program that is run: a folder that others may change, or a link, is not used (I17)."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     usual = tmp_path / f"postbus-java-{os.getuid()}"
-    home = launch._shimmed()
+    java = Path("/usr/bin/java")
+    home = launch._shimmed(java)
     assert home.parent == usual
     assert stat.S_IMODE(usual.stat().st_mode) == stat.S_IRWXU
-    assert launch._shimmed() == home
+    assert launch._shimmed(java) == home
+    assert launch._shimmed(Path("/opt/bin/java")) != home
     usual.chmod(0o777)
-    assert launch._shimmed().parent != usual
+    assert launch._shimmed(java).parent != usual
     usual.rename(tmp_path / "moved")
     usual.symlink_to(tmp_path / "moved")
-    assert launch._shimmed().parent != usual
+    assert launch._shimmed(java).parent != usual
+
+
+@pytest.mark.parametrize("where", ["home", "path"])
+def test_a_quiet_java_is_the_same_without_a_module(java: Make, monkeypatch: pytest.MonkeyPatch, where: str):
+    """Of which it would warn whoever runs a command (P.7)."""
+    home = java(where, "21")
+    monkeypatch.setenv("JAVA_HOME", str(home) if where == "home" else "")
+    launch.quiet_java()
+    program = Path(os.environ["JAVA_HOME"]) / "bin" / "java"
+    assert program != home / "bin" / "java"
+    words = [program, "-Xmx1g", "--add-modules=jdk.incubator.vector", "a b", "--add-modules=java.sql"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert done.stdout == "-Xmx1g a b --add-modules=java.sql\n"
+    assert find_java() == Path(os.environ["JAVA_HOME"])
+
+
+def test_where_there_is_no_java_none_is_made_quiet(java: Make):
+    """Whoever needs it says so (P.7)."""
+    launch.quiet_java()
+    assert "JAVA_HOME" not in os.environ
 
 
 def run(program: str, **environment: str | None) -> str:
@@ -136,6 +159,18 @@ def test_the_java_wheel_is_enough(url: str, bus: EventBus, tmp_path: Path):
     counted, home = run(program, PATH=str(tmp_path), JAVA_HOME=None, PYSPARK_PYTHON=None).split()
     assert counted == "7"
     assert "postbus-java" in home
+
+
+@pytest.mark.slow
+@on_sqlite
+def test_a_command_says_nothing_but_that_it_starts_spark(url: str, bus: EventBus, tmp_path: Path):
+    """No warning of Java's, no log of Spark's (P.7)."""
+    bus.publish_many([{"type": "a"}] * 7)
+    program = Path(sys.executable).with_name("postbus")
+    words = [program, "pipeline", "ingest", "--url", url, "--lake", tmp_path / "lake", "--master", "local[1]"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert done.stderr == "Starting Spark …\n"
+    assert "7" in done.stdout
 
 
 # ── the session ──────────────────────────────────────────────────────────────────────────────────────────────────

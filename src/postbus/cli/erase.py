@@ -5,12 +5,13 @@ from typing import Annotated, Final
 
 import typer
 
-from postbus.cli.console import Output, confirm, emit, many, say, table
+from postbus.cli.console import Output, confirm, emit, table
 from postbus.cli.dlq import ACTOR
 from postbus.cli.options import DryRun, Format, Url, Yes, existing_store
 from postbus.cli.pipeline import MaybeLake, lake_of, spark_for
 from postbus.config import Settings
 from postbus.errors import InvalidRequest
+from postbus.model import Stream
 
 __all__ = ["EXAMPLES", "erase"]
 
@@ -37,13 +38,20 @@ def erase(
         raise InvalidRequest("say whose: --uid or --key")
     with ExitStack() as stack:
         store = stack.enter_context(existing_store(url))
+        if not dry_run:
+            confirm(f"Erase every event with {'uid' if uid is not None else 'key'} {uid or key!r} for good?", yes=yes)
         place = None if lake is None else lake_of(lake)
         spark = None if place is None else stack.enter_context(spark_for(Settings.load(url=url).url, None))
         archived = place.find(spark, uid=uid, key=key) if place is not None and spark is not None else []
         if dry_run:
-            say(f"{many(len(archived), 'event')} in the lake; those of the live table are found when erasing", "dim")
+            live = store.erasable(uid=uid, key=key, ids=archived)
+            rows = [{"where": "live", "events": live.events, "audit_rows": live.audit}]
+            if place is not None and spark is not None:
+                kept = place.erasable(spark, live.ids)
+                rows.append({"where": "lake", "events": kept[Stream.EVENTS], "audit_rows": kept[Stream.AUDIT]})
+            heading = "WHERE  EVENTS TO BLANK  AUDIT ROWS TO BLANK"
+            emit(output, rows, lambda: [table(heading, [tuple(row.values()) for row in rows])])
             return
-        confirm(f"Erase every event with {'uid' if uid is not None else 'key'} {uid or key!r} for good?", yes=yes)
         rewritten = 0
         if place is not None and spark is not None:
             stack.enter_context(store.hold(f"lake {place.url}"))

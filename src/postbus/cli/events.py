@@ -10,7 +10,8 @@ from rich.console import RenderableType
 
 from postbus.cli.console import Output, emit, line, table, tell_rest, to_json
 from postbus.cli.options import After, EventId, EventType, Format, Limit, Tags, Url, existing_store
-from postbus.model import AttemptError, Event, Status
+from postbus.errors import NotFound
+from postbus.model import AttemptError, Event, Status, Stream
 
 __all__ = ["event_view", "first_line", "group"]
 
@@ -63,7 +64,16 @@ def show(
 ) -> None:
     """Show one event: its payload, how it stands in each subscription, and all that happened to it."""
     with existing_store(url) as store:
-        event = replace(store.get(event_id, subscription), logs=store.logs(event_id))
+        try:
+            event = replace(store.get(event_id, subscription), logs=store.logs(event_id))
+        except NotFound:
+            pruned = store.span(Stream.EVENTS).pruned
+            if not 0 < event_id <= pruned:
+                raise
+            raise NotFound(
+                f"event {event_id} is not in the log any more: what was done was archived (pruned through {pruned:,}). "
+                f"Look in the lake: postbus pipeline replay --lake DIR --from {event_id} --to {event_id} --dry-run"
+            ) from None
     emit(output, event, lambda: event_view(event))
 
 
@@ -87,7 +97,7 @@ def event_view(event: Event) -> Iterator[RenderableType]:
         yield table(
             "\nSUBSCRIPTION  \nSTATUS  \nATTEMPT  \nNEXT RETRY  \nLEASED UNTIL  \nEXPIRED  \nWORKER",
             (
-                (s.subscription, s.status, s.attempt, s.next_retry_at, s.lease_until, s.lease_expired, s.worker_id)
+                (s.subscription, "PARKED" if s.parked else s.status, s.attempt, s.next_retry_at, s.lease_until, s.lease_expired, s.worker_id)
                 for s in event.deliveries
             ),
         )

@@ -8,7 +8,8 @@ from postbus.cli.console import Output, emit, say
 from postbus.cli.options import Format, Url
 from postbus.config import Settings
 from postbus.errors import SchemaMismatch
-from postbus.store import grant_roles, migration_script, open_store, roles_script
+from postbus.store import grant_roles, is_server, migration_script, open_store, roles_script
+from postbus.store.remote.refusing import needs_database
 
 __all__ = ["EXAMPLES", "migrate"]
 
@@ -37,6 +38,8 @@ def migrate(
     """
     settings = Settings.load(url=url)
     where = settings.url
+    if is_server(where):
+        raise needs_database("migrating")
     if roles:
         script = roles_script(where)  # refused before anything is changed where there are no roles
         if sql:

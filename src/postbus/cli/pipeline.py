@@ -3,7 +3,7 @@
 import re
 import signal
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
@@ -12,13 +12,13 @@ from uuid import uuid4
 
 import typer
 
-from postbus.cli.console import Output, confirm, emit, many, progress, say, stderr, table
+from postbus.cli.console import Output, confirm, doing, emit, many, progress, require_answer, say, table
 from postbus.cli.dlq import ACTOR
 from postbus.cli.options import DryRun, Format, Tags, Url, Yes, existing_store, parse_moment, parse_seconds
 from postbus.config import Settings
-from postbus.errors import InvalidRequest
-from postbus.model import Stream
-from postbus.store import Store, open_store, shown
+from postbus.errors import InvalidRequest, NotFound, SchemaMismatch
+from postbus.model import Mode, Stream
+from postbus.store import Store, exists, open_store, shown
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -72,29 +72,38 @@ def pipeline() -> None:
 
 
 @contextmanager
-def spark_for(url: str, master: str | None) -> Generator["SparkSession"]:
-    """Start Spark, saying so, since it takes a while, and stop it again; or use the session that there is."""
+def _needing_spark() -> Generator[None]:
+    """Say what to install where an import shows that Spark is not."""
     try:
-        from pyspark.sql import SparkSession  # noqa: PLC0415  Spark only where it is used
-
-        from postbus.spark.launch import refuse_remote_file, session  # noqa: PLC0415
-
-        there = SparkSession.getActiveSession()
-        refuse_remote_file(url, master or "local[*]")
-        with stderr().status("Starting Spark …"):
-            spark = session(master)
+        yield
     except ImportError as error:
         raise InvalidRequest(f"the pipeline needs Spark: pip install 'postbus[spark]' ({error})") from None
+
+
+@contextmanager
+def spark_for(url: str, master: str | None) -> Generator["SparkSession"]:
+    """Start Spark, saying so, since it takes a while, and stop it again; or use the session that there is."""
+    with _needing_spark():
+        from pyspark.sql import SparkSession  # noqa: PLC0415  Spark only where it is used
+
+        from postbus.spark.launch import quiet_java, refuse_remote_file, session  # noqa: PLC0415
+    refuse_remote_file(url, master or "local[*]")
+    if SparkSession.getActiveSession() is not None:
+        yield session(master)
+        return
+    with _needing_spark(), doing("Starting Spark …"):
+        quiet_java()
+        spark = session(master)
     try:
         yield spark
     finally:
-        if there is None:
-            spark.stop()
+        spark.stop()
 
 
 def lake_of(path: str) -> "Lake":
     """Return the lake in a folder."""
-    from postbus.spark.lake import Lake  # noqa: PLC0415
+    with _needing_spark():
+        from postbus.spark.lake import Lake  # noqa: PLC0415
 
     return Lake(path)
 
@@ -135,19 +144,25 @@ def ingest(
     """
     where = _url(url)
     every = None if continuous is None else parse_seconds(continuous)
-    with existing_store(url) as store, spark_for(where, master) as spark:
-        from postbus.spark.lake import ingest as run  # noqa: PLC0415
-
+    with existing_store(url) as store:
         place = lake_of(lake)
-        if format_ != "parquet":
-            place.require_format(spark, format_)
-        heads = {stream: store.span(stream).head for stream in Stream}
-        left = sum(heads[stream] - (place.manifests[stream].through or 0) for stream in Stream)
-        with _watching(every, left) as watch:
-            written = run(spark, where, place, continuous=every, rows=rows, consumer=consumer, watch=watch)
-        if format_ != "parquet":
-            with store.hold(f"lake {place.url}"):
-                place.mirror(spark, format_)
+        from postbus.spark.lake import ingest as run  # noqa: PLC0415
+        from postbus.spark.lake import is_current  # noqa: PLC0415
+
+        if every is None and format_ == "parquet" and is_current(store, place, consumer):
+            say("nothing new", style="dim")
+            written = dict.fromkeys(Stream, 0)
+        else:
+            with spark_for(where, master) as spark:
+                if format_ != "parquet":
+                    place.require_format(spark, format_)
+                heads = {stream: store.span(stream).head for stream in Stream}
+                left = sum(heads[stream] - (place.manifests[stream].through or 0) for stream in Stream)
+                with _watching(every, left) as watch:
+                    written = run(spark, where, place, continuous=every, rows=rows, consumer=consumer, watch=watch)
+                if format_ != "parquet":
+                    with store.hold(f"lake {place.url}"):
+                        place.mirror(spark, format_)
     data = {stream.value: written[stream] for stream in Stream}
     emit(output, data | {"lake": place.url}, lambda: [table("STREAM  ROWS WRITTEN", data.items())])
 
@@ -180,10 +195,16 @@ def compact(
 ) -> None:
     """Join the small segments of days that are over into large ones, and remove what was replaced long ago."""
     where, grace = _url(url), timedelta(seconds=parse_seconds(keep))
-    with existing_store(url) as store, spark_for(where, master) as spark:
+    with existing_store(url) as store:
         place = lake_of(lake)
-        with store.hold(f"lake {place.url}"):
-            found = place.compact(spark, grace=grace)
+        if any(place.joinable(stream) for stream in Stream):
+            with spark_for(where, master) as spark, store.hold(f"lake {place.url}"):
+                found = place.compact(spark, grace=grace)
+        else:
+            say("nothing to join", style="dim")
+            with store.hold(f"lake {place.url}"):
+                place.sweep(grace)
+            found = {stream: (count, count) for stream, count in place.segments().items()}
     rows = [{"stream": stream.value, "before": before, "after": after} for stream, (before, after) in found.items()]
     emit(output, rows, lambda: [table("STREAM  SEGMENTS BEFORE  AFTER", [tuple(row.values()) for row in rows])])
 
@@ -204,24 +225,26 @@ def report(
     Reads the live tables, and the lake for what they do not hold any more.
     """
     where = _url(url)
-    with existing_store(url) as store, spark_for(where, master) as spark:
-        from postbus.spark import rendering  # noqa: PLC0415
-        from postbus.spark import report as reporting  # noqa: PLC0415
-        from postbus.spark.replay import union  # noqa: PLC0415
+    if output is Kind.TABLE and to is not None:
+        raise InvalidRequest("a table goes to the terminal: --output html or json for a file")
+    with existing_store(url) as store:
+        with _needing_spark():
+            from postbus.spark import rendering  # noqa: PLC0415
+            from postbus.spark import report as reporting  # noqa: PLC0415
+            from postbus.spark.replay import reach, union  # noqa: PLC0415
 
         now = store.now()
+        begin, end = _moment(since, now), _moment(until, now)
         place = None if lake is None else lake_of(lake)
-        with stderr().status("Reading the log …"):
+        for stream in Stream:
+            reach(store, place, stream)
+        with spark_for(where, master) as spark, doing("Reading the log …"):
             audit, events = (union(spark, where, store, place, stream) for stream in (Stream.AUDIT, Stream.EVENTS))
             standing = spark.read.format("postbus").options(url=where, stream="deliveries").load()
-            made = reporting.make(
-                audit, events, standing, since=_moment(since, now), until=_moment(until, now), now=now
-            )
+            made = reporting.make(audit, events, standing, since=begin, until=end, now=now)
     match output:
-        case Kind.TABLE if to is None:
-            emit(Output.TABLE, None, lambda: [rendering.render_table(made)])
         case Kind.TABLE:
-            raise InvalidRequest("a table goes to the terminal: --output html or json for a file")
+            emit(Output.TABLE, None, lambda: [rendering.render_table(made)])
         case Kind.JSON:
             _give(rendering.to_json(made), to)
         case Kind.HTML:
@@ -257,7 +280,8 @@ def archive(
     """
     where = _url(url)
     age, hold = (timedelta(seconds=parse_seconds(each)) for each in (older_than, max_hold))
-    from postbus.spark import archive as archiving  # noqa: PLC0415
+    with _needing_spark():
+        from postbus.spark import archive as archiving  # noqa: PLC0415
 
     with existing_store(url) as store:
         place = lake_of(lake)
@@ -265,8 +289,9 @@ def archive(
         for bound in found:
             for each in bound.past:
                 say(f"{each.subscription!r} stands at {each.position:,} since {each.moved_at:%F %T}: cut off", "yellow")
+        would = {bound.stream: store.prunable(bound.stream, bound.through) for bound in found}
         removed = dict.fromkeys(Stream, 0)
-        if not dry_run and any(bound.through for bound in found):
+        if not dry_run and any(bound.rows or would[bound.stream] for bound in found):
             with spark_for(where, master) as spark:
                 for bound in found:
                     removed[bound.stream] = _prune(spark, where, store, place, bound)
@@ -276,12 +301,15 @@ def archive(
             "pruned_through": bound.pruned if dry_run else max(bound.pruned, bound.through),
             "removed": None if dry_run else removed[bound.stream],
             "would_go_through": bound.through if dry_run else None,
+            "would_remove": would[bound.stream] if dry_run else None,
             "what_follows_is": bound.why,
         }
         for bound in found
     ]
-    columns = "STREAM  PRUNED THROUGH  ROWS REMOVED  WOULD GO THROUGH  WHAT FOLLOWS IS"
-    emit(output, rows, lambda: [table(columns, [tuple(row.values()) for row in rows])])
+    names = ("would_go_through", "would_remove") if dry_run else ("removed",)
+    columns = ["stream", "pruned_through", *names, "what_follows_is"]
+    heading = "  ".join(columns).replace("_", " ").upper()
+    emit(output, rows, lambda: [table(heading, [[row[name] for name in columns] for row in rows])])
 
 
 def _prune(spark: "SparkSession", url: str, store: Store, lake: "Lake", bound: Any) -> int:
@@ -332,19 +360,28 @@ def replay(
     where = _url(url)
     if rate is not None and into is not Into.BUS:
         raise InvalidRequest("--rate is for --into bus: nothing else is published")
+    if keep_uids and (into is not Into.BUS or target is None):
+        raise InvalidRequest(
+            "--keep-uids is for another, empty bus, --target: in this one they stand for the first events"
+        )
     if name is not None and not re.fullmatch(r"[\w.-]{1,64}", name):
         raise InvalidRequest("--name is a word of up to 64 letters, digits, dots and dashes")
-    with existing_store(url) as store, spark_for(where, master) as spark:
-        from postbus.spark import replay as replaying  # noqa: PLC0415
+    with existing_store(url) as store, ExitStack() as stack:
+        with _needing_spark():
+            from postbus.spark import replay as replaying  # noqa: PLC0415
 
-        now = store.now()
+        now, place = store.now(), None if lake is None else lake_of(lake)
         wanted = replaying.Wanted(_place(first, now), _place(last, now), tuple(types or ("*",)), tuple(tags or ()))
-        frame = replaying.history(spark, where, store, None if lake is None else lake_of(lake), wanted)
+        replaying.reach(store, place, Stream.EVENTS, first=wanted.first_id)
+        goal = _goal(store, into, target)
+        if not dry_run:
+            require_answer(f"Replay into {goal}?", yes=yes)
+        spark = stack.enter_context(spark_for(where, master))
+        frame = replaying.history(spark, where, store, place, wanted)
         found = replaying.preview(frame)
         columns = "TYPE  EVENTS  FIRST ID  LAST ID  FIRST PUBLISHED  LAST PUBLISHED"
         emit(output, found, lambda: [table(columns, [tuple(row.values()) for row in found])])
         total = sum(row["events"] for row in found)
-        goal = _goal(into, target, where)
         if dry_run or not total:
             say(f"{many(total, 'event')} would be replayed into {goal}", style="dim")
             return
@@ -355,16 +392,42 @@ def replay(
     say(f"{many(count, 'event')} replayed into {goal}" + (f" (--name {run.name})" if into is Into.BUS else ""))
 
 
-def _goal(into: Into, target: str | None, url: str) -> str:
+def _goal(store: Store, into: Into, target: str | None) -> str:
+    """Return in words where a replay goes, having looked, and made nothing; raise what tells why it cannot go there."""
     match into, target:
         case Into.BUS, None:
-            return shown(url)
+            return store.url
         case Into.BUS, str():
+            _require_bus(target)
             return shown(target)
-        case Into.SUBSCRIPTION | Into.PARQUET, None:
+        case _, None:
             raise InvalidRequest(f"--into {into} needs --target: the {'folder' if into is Into.PARQUET else 'name'}")
-        case _:
-            return f"{into} {target}"
+        case Into.SUBSCRIPTION, str():
+            _require_queue(store, target)
+        case Into.PARQUET, str():
+            _require_new(target)
+    return f"{into} {target}"
+
+
+def _require_bus(url: str) -> None:
+    if exists(url):
+        with suppress(SchemaMismatch):  # it is migrated when the events come
+            open_store(url, auto_migrate=False, listen=False).close()
+
+
+def _require_queue(store: Store, name: str) -> None:
+    modes = {each.name: each.mode for each in store.subscriptions()}
+    if name not in modes:
+        raise NotFound(f"there is no subscription {name!r}")
+    if modes[name] is not Mode.QUEUE:
+        raise InvalidRequest(f"{name!r} is no queue: an ordered subscription is rewound instead")
+
+
+def _require_new(folder: str) -> None:
+    from postbus.spark.manifest import Folder  # noqa: PLC0415
+
+    if Folder(folder).is_there:
+        raise InvalidRequest(f"there is a {folder} already: choose another folder")
 
 
 def _place(text: str | None, now: datetime) -> int | datetime | None:
@@ -389,10 +452,6 @@ class _Replay:
         if into is Into.SUBSCRIPTION:
             return replaying.replay_into_subscription(frame, self._store, self._target or "", ACTOR, show)
         if self._target is None:
-            if self._keep:
-                raise InvalidRequest(
-                    "in the same bus these uids stand for the first events: --target another, empty bus"
-                )
             return replaying.replay_into_bus(frame, self._store, self.name, rate=self._rate, watch=show)
         other = open_store(self._target, listen=False)
         try:

@@ -6,15 +6,17 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import timedelta
 from importlib.metadata import version
 from typing import Any, Final
+from urllib.parse import unquote_to_bytes
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from postbus.bus import EventBus
 from postbus.errors import PostbusError
-from postbus.http import looking, operating, pages, publishing, wire, working
+from postbus.http import looking, operating, pages, publishing, remote, wire, working
 from postbus.http.gate import Gate
 from postbus.http.metrics import Metrics
 from postbus.http.reading import Refused
@@ -22,11 +24,13 @@ from postbus.http.routing import LEASE, POLICY, Desk
 from postbus.http.schemas import components
 from postbus.observe import tell
 from postbus.retry import RetryPolicy
+from postbus.store.remote.refusing import needs_database
 from postbus.tokens import Tokens
 
 __all__ = ["create_app"]
 
-PARTS: Final = (publishing.routes, working.routes, looking.routes, operating.routes, pages.routes)
+PARTS: Final = (publishing.routes, working.routes, looking.routes, operating.routes, remote.routes, pages.routes)
+ROUTES: Final = [each for part in PARTS for each in part.routes if isinstance(each, APIRoute)]
 PROBLEM_JSON: Final = "application/problem+json"
 RETRY_AFTER: Final = {"retry-after": "1"}
 CARRIED: Final = (
@@ -34,6 +38,7 @@ CARRIED: Final = (
     (b"referrer-policy", b"no-referrer"),
     (b"content-security-policy", b"default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"),
 )
+LONGEST_QUERY: Final = 16_384
 LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "[::1]", "::1"})
 
 
@@ -44,7 +49,10 @@ def create_app(
 
     With `auth` (the default) every request needs a token; `local` refuses requests that were not addressed to this
     host, which keeps web pages from reaching a server that asks for none. The app starts the bus, and shuts it down.
+    Raises InvalidRequest for a bus that is behind a server itself.
     """
+    if bus.store.remote:
+        raise needs_database("serving")
     tokens = Tokens(bus.store) if auth else None
     gate = Gate(bus.store)
 
@@ -100,17 +108,34 @@ async def _failed(_: Request, error: Exception) -> Response:
     return _problem(body, RETRY_AFTER if unavailable else None)
 
 
-async def _invalid(_: Request, error: Exception) -> Response:
+async def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)  # noqa: S101  registered for it alone
+    if _is_named(request.scope["path"]) and request.method not in _methods(request.scope["path"]):
+        # GET /events/batch: no wrong id, but a path that takes POST.
+        return await _http(request, HTTPException(405))
     wrong = [{"field": ".".join(map(str, each["loc"][1:])), "message": each["msg"]} for each in error.errors()]
     told = "; ".join(f"{each['field']}: {each['message']}" for each in wrong[:5])
     return _problem(wire.problem("invalid-request", 422, told, errors=wrong))
 
 
-async def _http(_: Request, error: Exception) -> Response:
+async def _http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101  registered for it alone
+    if error.status_code == 405:  # noqa: PLR2004
+        error.headers = {"allow": ", ".join(_methods(request.scope["path"]))}
     name = {404: "not-found", 405: "method-not-allowed"}.get(error.status_code, "invalid-request")
     return _problem(wire.problem(name, error.status_code, wire.PROBLEMS[name].help), error.headers)
+
+
+def _methods(path: str) -> list[str]:
+    """Return what a path takes; Starlette would tell only of the first route it found there."""
+    named = _is_named(path)
+    there = [each for each in ROUTES if (each.path == path if named else each.path_regex.match(path))]
+    return sorted({method for each in there for method in each.methods or ()})
+
+
+def _is_named(path: str) -> bool:
+    """Return whether a route has just this path, not only a pattern that it happens to fit."""
+    return any(each.path == path for each in ROUTES)
 
 
 class Frame:
@@ -150,8 +175,8 @@ class Frame:
 
     def _why_not(self, scope: Scope) -> dict[str, Any] | None:
         """Return why a request is not even looked at."""
-        if "\0" in scope["path"] or b"%00" in scope["query_string"]:
-            return wire.problem("invalid-request", 400, "an address has no NUL in it")
+        if (wrong := _address_wrong(scope)) is not None:
+            return wire.problem("invalid-request", 400, wrong)
         headers = {name: value.decode("latin-1") for name, value in scope["headers"] if name in (b"host", b"origin")}
         host, origin = headers.get(b"host", ""), headers.get(b"origin")
         if origin is not None and origin.partition("://")[2] != host:
@@ -161,6 +186,22 @@ class Frame:
         return None
 
 
+def _address_wrong(scope: Scope) -> str | None:
+    """Return what is wrong with a request's path and query; bytes that are no UTF-8 would be read as other text."""
+    if len(scope["query_string"]) > LONGEST_QUERY:
+        return f"a query has at most {LONGEST_QUERY:,} bytes"
+    for part in (scope.get("raw_path") or b"", scope["query_string"]):
+        try:
+            text = unquote_to_bytes(part).decode() if part.isascii() else None
+        except UnicodeDecodeError:
+            text = None
+        if text is None:
+            return "an address is percent-encoded UTF-8"
+        if "\0" in text:
+            return "an address has no NUL in it"
+    return None
+
+
 def _openapi(app: FastAPI) -> Callable[[], dict[str, Any]]:
     made = app.openapi
 
@@ -168,7 +209,9 @@ def _openapi(app: FastAPI) -> Callable[[], dict[str, Any]]:
         if app.openapi_schema is None:
             schema = made()
             parts = schema.setdefault("components", {})
-            parts["schemas"] = components()
+            parts["schemas"] = parts.get("schemas", {}) | components()
+            for unused in ("HTTPValidationError", "ValidationError"):
+                parts["schemas"].pop(unused, None)
             parts["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
             app.openapi_schema = schema
         return app.openapi_schema

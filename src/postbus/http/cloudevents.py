@@ -25,9 +25,9 @@ STRUCTURED: Final = "application/cloudevents+json"
 BATCH: Final = "application/cloudevents-batch+json"
 PREFIX: Final = "ce-"
 CODED: Final = "ce-data-base64"
-KINDS: Final = "ce-datacontenttype"
+BARE: Final = "ce-not-text"
+"""Names the attributes that came as JSON numbers or booleans."""
 MAX_UID: Final = 255
-_OWN: Final = frozenset({"specversion", "type", "datacontenttype", "data", "data_base64"})
 _NAME: Final = re.compile(r"[a-z0-9]{1,255}")
 _JSON: Final = re.compile(r"(?:application|text)/(?:[\w.-]+\+)?json")
 
@@ -93,19 +93,11 @@ def _check_base64(value: object) -> None:
 
 
 def _fields(told: Mapping[str, Any], payload: Any, metadata: dict[str, str]) -> dict[str, Any]:
-    if told.get("specversion") != "1.0":
-        raise InvalidEventError("a CloudEvent has specversion 1.0")
-    for name in ("id", "source", "type"):
-        if not isinstance(told.get(name), str) or not told[name]:
-            raise InvalidEventError(f"a CloudEvent has a non-empty string for {name}")
-    for name, value in told.items():
-        if not _NAME.fullmatch(name):
-            raise InvalidEventError(f"an attribute of a CloudEvent is named by a-z and 0-9, not {name!r:.60}")
-        if name in ("specversion", "type") or value is None:
-            continue
-        metadata[PREFIX + name] = _attribute(name, value)
-    if "time" in told:
-        _check_time(told["time"])
+    _check(told)
+    given = {name: value for name, value in told.items() if name not in ("specversion", "type") and value is not None}
+    metadata |= {PREFIX + name: _attribute(name, value) for name, value in given.items()}
+    if bare := [name for name, value in given.items() if not isinstance(value, str)]:
+        metadata[BARE] = ",".join(bare)
     fields: dict[str, Any] = {"type": told["type"], "payload": payload, "metadata": metadata}
     fields["uid"] = _uid(told["source"], told["id"])
     if (key := told.get("partitionkey")) is not None:
@@ -113,6 +105,22 @@ def _fields(told: Mapping[str, Any], payload: Any, metadata: dict[str, str]) -> 
     if isinstance(tags := told.get("tags"), str):
         fields["tags"] = [tag.strip() for tag in tags.split(",") if tag.strip()]
     return fields
+
+
+def _check(told: Mapping[str, Any]) -> None:
+    """Raise InvalidEventError unless the attributes are those of a CloudEvent; null is as good as none."""
+    if told.get("specversion") != "1.0":
+        raise InvalidEventError("a CloudEvent has specversion 1.0")
+    for name in ("id", "source", "type"):
+        if not isinstance(told.get(name), str) or not told[name]:
+            raise InvalidEventError(f"a CloudEvent has a non-empty string for {name}")
+    for name in ("subject", "time", "datacontenttype", "dataschema"):
+        if not isinstance(told.get(name), str | None):
+            raise InvalidEventError(f"{name} of a CloudEvent is a string")
+    if (wrong := next((name for name in told if not _NAME.fullmatch(name)), None)) is not None:
+        raise InvalidEventError(f"an attribute of a CloudEvent is named by a-z and 0-9, not {wrong!r:.60}")
+    if told.get("time") is not None:
+        _check_time(told["time"])
 
 
 def _attribute(name: str, value: object) -> str:
@@ -137,24 +145,20 @@ def _check_time(value: object) -> None:
 def _uid(source: str, identity: str) -> str:
     """Return the key for deduplication; source and id name the event together."""
     uid = f"{source}#{identity}"
-    if len(uid) <= MAX_UID and uid.isprintable() and uid == uid.strip():
+    if len(uid) <= MAX_UID and uid.isprintable() and uid == uid.strip() and "#" not in identity:
         return uid
-    return hashlib.sha256(uid.encode(errors="replace")).hexdigest()
+    return hashlib.sha256(as_json([source, identity])).hexdigest()
 
 
 def _attributes(event: Event) -> dict[str, str]:
     kept = {
         name.removeprefix(PREFIX): value
         for name, value in event.metadata.items()
-        if name.startswith(PREFIX) and name != CODED
+        if name.startswith(PREFIX) and name not in (CODED, BARE)
     }
-    told = {
-        "specversion": "1.0",
-        "id": event.uid,
-        "source": "/events",
-        "type": event.type,
-        "time": moment_json(event.created_at) or "",
-    }
+    told = {"specversion": "1.0", "id": event.uid, "source": "/events", "type": event.type}
+    if not _came_so(event):
+        told["time"] = moment_json(event.created_at) or ""
     for name in ("traceparent", "tracestate"):
         if name in event.metadata:
             told[name] = event.metadata[name]
@@ -165,13 +169,22 @@ def _attributes(event: Event) -> dict[str, str]:
     return told | kept
 
 
+def _came_so(event: Event) -> bool:
+    """Return whether an event was published as a CloudEvent: then nothing is added to what it says of itself."""
+    return f"{PREFIX}source" in event.metadata
+
+
 def to_structured(event: Event) -> dict[str, Any]:
     """Return an event as a CloudEvent in JSON."""
     told: dict[str, Any] = dict(_attributes(event))
+    for name in event.metadata.get(BARE, "").split(","):
+        if name in told:
+            told[name] = parse(told[name])
     if CODED in event.metadata:
         told["data_base64"] = event.payload
     else:
-        told.setdefault("datacontenttype", "application/json")
+        if not _came_so(event):
+            told["datacontenttype"] = "application/json"
         told["data"] = event.payload
     return told
 

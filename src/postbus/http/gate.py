@@ -103,7 +103,7 @@ class Waiting:
         """Wait until that moment of the loop's clock."""
         self.claim = claim
         self.until = until
-        self.future: asyncio.Future[tuple[Delivery, ...]] = asyncio.get_running_loop().create_future()
+        self.future: asyncio.Future[Claimed] = asyncio.get_running_loop().create_future()
 
 
 class Gate:
@@ -156,7 +156,7 @@ class Gate:
         for room in self._rooms.values():
             for each in room:
                 if not each.future.done():
-                    each.future.set_result(())
+                    each.future.set_result(Claimed())
 
     @property
     def draining(self) -> bool:
@@ -186,7 +186,7 @@ class Gate:
 
     # ── claiming ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def claim(self, claim: Claim, wait: float, gone: Callable[[], Awaitable[None]]) -> tuple[Delivery, ...]:
+    async def claim(self, claim: Claim, wait: float, gone: Callable[[], Awaitable[None]]) -> Claimed:
         """Lease what is due, or within `wait` seconds falls due; nothing once `gone` returns: then nobody wants it."""
         loop = asyncio.get_running_loop()
         waiting = Waiting(claim, loop.time() + (0 if self._draining else wait))
@@ -202,8 +202,8 @@ class Gate:
             if not leaving.done():
                 return waiting.future.result()
             if waiting.future.done():
-                self._give_back(claim, waiting.future.result())
-            return ()
+                self._give_back(claim, waiting.future.result().deliveries)
+            return Claimed()
         finally:
             timer.cancel()
             leaving.cancel()
@@ -212,7 +212,7 @@ class Gate:
     @staticmethod
     def _give_up(waiting: Waiting) -> None:
         if not waiting.future.done():
-            waiting.future.set_result(())
+            waiting.future.set_result(Claimed())
 
     def _stir(self, keys: set[Any]) -> None:
         self._stirred |= keys
@@ -256,7 +256,7 @@ class Gate:
             elif answer.deliveries and waiting.future.done():
                 self._give_back(waiting.claim, answer.deliveries)
             elif not waiting.future.done() and (answer.deliveries or waiting.until <= now):
-                waiting.future.set_result(answer.deliveries)
+                waiting.future.set_result(answer)
             elif answer.next_due is not None:
                 soonest = min(soonest, (answer.next_due - datetime.now(UTC)).total_seconds())
         if soonest < LOOK_EVERY:

@@ -1,5 +1,7 @@
 """Looking: events, the stream, figures and health."""
 
+import math
+import re
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import Query, Request, Response
@@ -28,12 +30,13 @@ from postbus.http.routing import (
     ref,
     reply,
 )
-from postbus.http.stream import stream
+from postbus.http.stream import Pace, stream
 from postbus.model import Status, Stream
 
 __all__ = ["routes"]
 
 routes: Final = Routes()
+POSITION: Final = re.compile(r"[0-9]{1,19}")
 
 
 @routes.on(
@@ -41,7 +44,10 @@ routes: Final = Routes()
     "/events/{event_id}",
     "read",
     "Look at an event",
-    answers={200: answer("The event", ref("WholeEvent")), 404: PROBLEM},
+    answers={
+        200: answer("The event", ref("WholeEvent"), also={cloudevents.STRUCTURED: ref("CloudEvent")}),
+        404: PROBLEM,
+    },
 )
 async def get_event(
     request: Request,
@@ -49,9 +55,13 @@ async def get_event(
     event_id: EventId,
     include_logs: Annotated[bool, Query(description="With all that happened to it.")] = False,
     subscription: Subscription = "default",
-    ce: Annotated[Literal["binary"] | None, Query(description="As a CloudEvent in binary mode.")] = None,
+    ce: Annotated[Literal["binary"] | None, Query(include_in_schema=False)] = None,
 ) -> Response:
-    """Return an event, and how it stands. With `Accept: application/cloudevents+json` it is a CloudEvent."""
+    """Return an event, and how it stands.
+
+    With `Accept: application/cloudevents+json` it is a CloudEvent; with `ce=binary` one in binary mode, whose body may
+    be anything.
+    """
     at = desk(request)
     policy = await at.policy_of(subscription)
     event = await at.gate.read(at.bus.store.get, event_id, subscription)
@@ -71,7 +81,14 @@ async def get_event(
     "/events",
     "read",
     "List events",
-    answers={200: answer("Newest first", ref("EventPage")), 404: PROBLEM},
+    answers={
+        200: answer(
+            "Newest first",
+            ref("EventPage"),
+            also={cloudevents.BATCH: {"type": "array", "items": ref("CloudEvent")}},
+        ),
+        404: PROBLEM,
+    },
 )
 async def list_events(
     request: Request,
@@ -110,7 +127,11 @@ async def list_events(
     "/stream",
     "read",
     "Follow the log",
-    answers={200: answer("Events, in order, without gaps", {"type": "string"}, "text/event-stream")},
+    answers={
+        200: answer("Events, in order, without gaps", ref("StreamFrame"), "text/event-stream"),
+        409: PROBLEM,
+        410: PROBLEM,
+    },
 )
 async def stream_events(
     request: Request,
@@ -121,6 +142,10 @@ async def stream_events(
     tags: Tags = None,
     types: Types = None,
     limit: Annotated[int | None, Query(ge=1, le=1_000_000, description="End after so many.")] = None,
+    wait: Annotated[
+        float | None,
+        Query(ge=0, le=86_400, description="End when none came for so many seconds; 0: with what there is."),
+    ] = None,
 ) -> Response:
     """Send every event in the order of the log, as server-sent events, none missed; `id` is the position.
 
@@ -129,10 +154,11 @@ async def stream_events(
     at = desk(request)
     last = request.headers.get("last-event-id")
     if last is not None:
-        if not (last.isascii() and last.isdigit() and int(last[:20]) <= LARGEST):
+        if POSITION.fullmatch(last) is None or int(last) > LARGEST:
             raise InvalidRequest("Last-Event-ID is the id of an event")
         after = int(last)
-    return await stream(request, at.gate, after, interests_of(tags, types), limit)
+    pace = Pace(limit, math.inf if wait is None else wait, at.heartbeat)
+    return await stream(request, at.gate, after, interests_of(tags, types), pace)
 
 
 @routes.on("GET", "/stats", "read", "The bus in figures", answers={200: answer("Depths, ages, rates and lags", OBJECT)})

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Final, Literal
 
 from fastapi import Query, Request, Response
 
+from postbus.errors import InvalidRequest
 from postbus.http import wire
 from postbus.http.reading import read_model
 from postbus.http.routing import (
@@ -42,7 +43,9 @@ async def list_dead(
     type: Kind = None,  # noqa: A002  the public word for it
     limit: Limit = 100,
     offset: Offset = 0,
-    cursor: Annotated[str | None, Query(max_length=300)] = None,
+    cursor: Annotated[
+        str | None, Query(max_length=300, pattern="^[0-9]{1,19}(:.{1,255})?$", description="`next` of a page before.")
+    ] = None,
 ) -> Response:
     """Return dead letters with the error of each attempt."""
     at = desk(request)
@@ -169,7 +172,11 @@ async def resume_subscription(request: Request, name: SubscriptionPath) -> Respo
 async def rewind_subscription(request: Request, name: SubscriptionPath) -> Response:
     """Have an ordered subscription go on elsewhere; `dry_run` only tells what would come again."""
     at, given = desk(request), await read_model(request, wire.Rewind)
-    to: Any = given.to if isinstance(given.to, int) or given.to in ("beginning", "now") else wire.moment_of(given.to)
+    to: Any = (
+        given.to
+        if isinstance(given.to, int) or given.to in ("beginning", "now")
+        else wire.moment_of(given.to, InvalidRequest)
+    )
     done = await at.gate.read(at.bus.subscriptions.rewind, name, to, dry_run=given.dry_run)
     return reply({"dry_run": given.dry_run, **done._asdict()})
 

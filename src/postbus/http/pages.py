@@ -1,8 +1,10 @@
 """The pages for people and their tools: metrics, OpenAPI, its docs without a CDN, and a page a problem."""
 
+import re
 from html import escape
 from typing import Annotated, Any, Final
 
+import orjson
 from fastapi import Path, Request, Response
 
 from postbus.errors import NotFound
@@ -89,37 +91,54 @@ def _page(title: str, body: str) -> str:
 
 
 def _docs(openapi: dict[str, Any]) -> str:
+    told = [(path, method, each) for path, methods in openapi["paths"].items() for method, each in methods.items()]
+    contents = "".join(
+        f'<tr><td><a href="#{escape(each["operationId"])}"><code>{method.upper()} {escape(path)}</code></a></td>'
+        f"<td>{escape(each['summary'])}</td><td>{_needs(each)}</td></tr>"
+        for path, method, each in told
+    )
     parts = [
         f"<h1>postbus <small>{escape(openapi['info']['version'])}</small></h1>",
-        '<p>The HTTP API. For tools: <a href="/openapi.json">openapi.json</a>.</p>',
+        '<p>The HTTP API. For tools: <a href="openapi.json">openapi.json</a>.</p>',
+        f"<table>{contents}</table>",
     ]
-    for path, methods in openapi["paths"].items():
-        for method, told in methods.items():
-            parts.append(_operation(path, method, told, openapi["components"]["schemas"]))
+    parts += [_operation(path, method, each, openapi["components"]["schemas"]) for path, method, each in told]
     return _page("API", "".join(parts))
 
 
+def _needs(told: dict[str, Any]) -> str:
+    scope = told["x-scope"]
+    return "open to all" if scope == "open" else f"scope {scope}"
+
+
 def _operation(path: str, method: str, told: dict[str, Any], schemas: dict[str, Any]) -> str:
-    scope = told.get("x-scope", "open")
-    needs = "open to all" if scope == "open" else f"scope {scope}"
     text = [
-        (
-            f'<h2 id="{escape(told["operationId"])}"><code>{method.upper()} {escape(path)}</code> '
-            f"{escape(told['summary'])} <small>{needs}</small></h2><p>{escape(told.get('description', ''))}</p>"
-        )
+        f'<h2 id="{escape(told["operationId"])}"><code>{method.upper()} {escape(path)}</code> ',
+        f"{escape(told['summary'])} <small>{_needs(told)}</small></h2>",
+        *(f"<p>{_prose(each)}</p>" for each in told.get("description", "").split("\n\n")),
     ]
     if parameters := told.get("parameters"):
-        rows = "".join(
-            f"<tr><td><code>{escape(each['name'])}</code></td><td>{escape(each['in'])}"
-            f"{', required' if each.get('required') else ''}</td><td>{escape(each.get('description', ''))}</td></tr>"
-            for each in parameters
-        )
-        text.append(f"<table>{rows}</table>")
+        text += ["<table>", *map(_parameter, parameters), "</table>"]
     for kind, content in told.get("requestBody", {}).get("content", {}).items():
         name = content["schema"].get("$ref", "").rpartition("/")[2]
         if examples := schemas.get(name, {}).get("examples"):
-            shown = wire.as_json(examples[0]).decode()
-            text.append(f"<p><code>{escape(kind)}</code></p><pre>{escape(shown)}</pre>")
-    codes = ", ".join(f"{code} {escape(each['description'])}" for code, each in told["responses"].items())
-    text.append(f"<p><small>Answers: {codes}</small></p>")
+            shown = orjson.dumps(examples[0], option=orjson.OPT_INDENT_2).decode()
+            text.append(f"<p>For example, as <code>{escape(kind)}</code>:</p><pre>{escape(shown)}</pre>")
+    answers = {code: each["description"] for code, each in sorted(told["responses"].items())}
+    good = "; ".join(f"<code>{code}</code> {_prose(each)}" for code, each in answers.items() if each != "A problem")
+    bad = ", ".join(f"<code>{code}</code>" for code, each in answers.items() if each == "A problem")
+    text.append(f"<p>Answers: {good}{f'. Problems: {bad}' if bad else ''}</p>")
     return "".join(text)
+
+
+def _parameter(told: dict[str, Any]) -> str:
+    where = f"{told['in']}, required" if told.get("required") else told["in"]
+    schema = told.get("schema", {})
+    usually = f" Usually <code>{escape(str(schema['default']))}</code>." if schema.get("default") is not None else ""
+    says = f"{_prose(told.get('description', ''))}{usually}"
+    return f"<tr><td><code>{escape(told['name'])}</code></td><td>{escape(where)}</td><td>{says}</td></tr>"
+
+
+def _prose(text: str) -> str:
+    """Return text for a page, with what stands between backticks as code."""
+    return re.sub("`([^`]+)`", r"<code>\1</code>", escape(text))

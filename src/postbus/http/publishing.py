@@ -1,16 +1,17 @@
 """Publishing: one, many, and CloudEvents in all their modes."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
 from fastapi import Query, Request, Response
 
-from postbus.errors import InvalidEventError, InvalidRequest
+from postbus.errors import InvalidEventError, InvalidPayloadError, InvalidRequest
 from postbus.http import cloudevents, wire
-from postbus.http.reading import ENVELOPE, media_type, parsed, read_body, read_json
+from postbus.http.reading import ENVELOPE, Refused, media_type, parsed, read_body, read_json
 from postbus.http.routing import MAX_BATCH, MOST_EVENTS, OBJECT, PROBLEM, Desk, Routes, answer, desk, ref, reply
 from postbus.model import Event
-from postbus.payload import MAX_PAYLOAD, Draft, draft, drafts
+from postbus.payload import MAX_PAYLOAD, Draft, drafts
 
 __all__ = ["routes"]
 
@@ -54,10 +55,27 @@ async def publish(request: Request) -> Response:
         fields = cloudevents.from_binary(request.headers, body)
     else:
         fields = given_fields(await read_json(request, seconds=at.body_seconds))
-    ready = draft(with_headers(request, fields))
-    (event,) = await at.gate.publish([ready])
+    (event,) = await at.gate.publish(drafted([with_headers(request, fields)]))
     told = wire.event_json(event, at.policy)
     return reply(told, 201, headers={"location": f"/events/{event.id}"})
+
+
+def drafted(fields: Sequence[dict[str, Any]]) -> list[Draft]:
+    """Validate events to publish, all or none; one that is only too large is refused as that (S3.11)."""
+    try:
+        return drafts(fields)
+    except InvalidPayloadError as error:
+        if any(too_large(each.get("payload")) for each in fields):
+            raise Refused("too-large", 413, str(error)) from None
+        raise
+
+
+def too_large(payload: Any) -> bool:
+    """Return whether a payload takes more than is kept."""
+    try:
+        return len(wire.as_json(payload)) > MAX_PAYLOAD
+    except (ValueError, RecursionError):  # there is worse to be said of it
+        return False
 
 
 def given_fields(value: Any) -> dict[str, Any]:
@@ -135,11 +153,12 @@ async def publish_batch(
     at = desk(request)
     items = batch_of(await read_json(request, limit=MAX_BATCH, seconds=at.body_seconds))
     if partial:
-        results = [await publish_one_of(at, request, item, place) for place, item in enumerate(items)]
+        # Asked all at once, in their order: so they are stored in few transactions, not in one each.
+        results = await asyncio.gather(*(publish_one_of(at, request, item, place) for place, item in enumerate(items)))
         return reply({"results": results}, 207)
     fields = [with_headers(request, given_fields(item), place) for place, item in enumerate(items)]
     await refuse_other_batch(at, request, fields)
-    ready = await at.gate.read(drafts, fields)
+    ready = await at.gate.read(drafted, fields)
     return stored(at, await at.gate.publish(ready))
 
 
@@ -170,11 +189,12 @@ async def refuse_other_batch(at: Desk, request: Request, fields: Sequence[dict[s
 async def publish_one_of(at: Desk, request: Request, item: Any, place: int) -> dict[str, Any]:
     """Store one of a batch, and return what became of it."""
     try:
-        ready: Draft = draft(with_headers(request, given_fields(item), place))
-        (event,) = await at.gate.publish([ready])
+        (event,) = await at.gate.publish(drafted([with_headers(request, given_fields(item), place)]))
     except InvalidRequest as error:
         told = wire.problem_of(error)
         return {"status": told["status"], "problem": told}
+    except Refused as refused:
+        return {"status": refused.status, "problem": refused.body}
     return {"status": 201, "event": wire.event_json(event, at.policy)}
 
 
@@ -187,5 +207,5 @@ async def publish_cloudevents(request: Request) -> Response:
         raise InvalidRequest(f"a batch of CloudEvents is a JSON array of up to {MOST_EVENTS}")
     items: list[Any] = value  # pyright: ignore[reportUnknownVariableType]
     fields = [with_headers(request, cloudevents.from_structured(item)) for item in items]
-    events = await at.gate.publish(await at.gate.read(drafts, fields)) if fields else []
+    events = await at.gate.publish(await at.gate.read(drafted, fields)) if fields else []
     return stored(at, events)

@@ -45,6 +45,8 @@ async def read_body(request: Request, limit: int, seconds: float) -> bytes:
         f"the body has more than {limit:,} bytes: store what is large elsewhere, and publish a reference to it",
         headers={"connection": "close"},
     )
+    if (coding := request.headers.get("content-encoding", "identity").strip().lower()) != "identity":
+        raise Refused("unsupported-media-type", 415, f"a body is sent as it is, not as {coding!r:.40}")
     announced = request.headers.get("content-length", "")
     if announced.isascii() and announced.isdigit() and int(announced[:20]) > limit:
         raise too_large
@@ -108,4 +110,4 @@ def validated(model: type[M], value: Any) -> M:
 
 async def read_model(request: Request, model: type[M]) -> M:
     """Return a JSON body as a model has it."""
-    return validated(model, await read_json(request))
+    return validated(model, await read_json(request, seconds=request.app.state.desk.body_seconds))

@@ -1,12 +1,11 @@
 """The routes: each with its scope, asked of the store through the gate, answered in the shapes of the wire."""
 
-import functools
 from collections.abc import Callable, Coroutine
 from datetime import timedelta
 from typing import Annotated, Any, Final
 from urllib.parse import urlencode
 
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from pydantic import BaseModel
 
 from postbus.bus import EventBus
@@ -48,6 +47,9 @@ class Desk:
         self.policy = policy
         self.lease = lease
         self.body_seconds = 30.0
+        """How long a body may take to come."""
+        self.heartbeat = 15.0
+        """After how many quiet seconds a stream says that it is still there."""
 
     async def policy_of(self, subscription: str) -> RetryPolicy:
         """Return how failures are followed by further attempts in a subscription; raise NotFound."""
@@ -91,15 +93,12 @@ class Routes(APIRouter):
         told |= (GUARDED if scope != "open" else {}) | answers
 
         def register(function: Endpoint) -> Endpoint:
-            @functools.wraps(function)
-            async def guarded(**given: Any) -> Response:
-                await authorise(given["request"], scope)
-                return await function(**given)
-
             self.add_api_route(
                 path,
-                guarded,
+                function,
                 methods=[method],
+                # First of all: who may not ask learns nothing of what is wrong with the question.
+                dependencies=[Depends(needing(scope))],
                 operation_id=function.__name__,
                 summary=summary,
                 openapi_extra=extra,
@@ -120,13 +119,17 @@ def json_body(model: type[BaseModel]) -> dict[str, Any]:
     }
 
 
-def answer(description: str, schema: dict[str, Any] | None = None, kind: str = "application/json") -> dict[str, Any]:
-    """Return how OpenAPI tells of an answer."""
-    return (
-        {"description": description}
-        if schema is None
-        else {"description": description, "content": {kind: {"schema": schema}}}
-    )
+def answer(
+    description: str,
+    schema: dict[str, Any] | None = None,
+    kind: str = "application/json",
+    also: dict[str, dict[str, Any]] | None = None,
+) -> dict[str, Any]:
+    """Return how OpenAPI tells of an answer; `also` has the schemas of other kinds that it may be asked for in."""
+    told: dict[str, Any] = {"description": description}
+    if schema is not None:
+        told["content"] = {each: {"schema": found} for each, found in {kind: schema, **(also or {})}.items()}
+    return told
 
 
 PROBLEM: Final = answer("A problem", {"$ref": "#/components/schemas/Problem"}, "application/problem+json")
@@ -137,6 +140,15 @@ OBJECT: Final = {"type": "object"}
 def ref(name: str) -> dict[str, str]:
     """Return a reference to a schema."""
     return {"$ref": f"#/components/schemas/{name}"}
+
+
+def needing(scope: Scope) -> Callable[[Request], Coroutine[Any, Any, None]]:
+    """Return what refuses requests that lack a scope. No `partial`: FastAPI would let the query say the scope."""
+
+    async def authorised(request: Request) -> None:
+        await authorise(request, scope)
+
+    return authorised
 
 
 async def authorise(request: Request, scope: Scope) -> None:

@@ -2,7 +2,9 @@
 
 from typing import Any, Final
 
-from postbus.http import wire
+from pydantic.json_schema import GenerateJsonSchema
+
+from postbus.http import asks, remote, wire
 
 __all__ = ["components"]
 
@@ -130,13 +132,22 @@ CLOUDEVENT: Final[dict[str, Any]] = {
         "id": {"type": "string", "minLength": 1},
         "source": {"type": "string", "minLength": 1},
         "type": {"type": "string", "minLength": 1},
-        "subject": TEXT,
-        "time": MOMENT,
-        "datacontenttype": TEXT,
+        "subject": MAYBE,
+        "time": LATER,
+        "datacontenttype": MAYBE,
+        "dataschema": MAYBE,
         "data": {},
-        "data_base64": TEXT,
+        "data_base64": {**TEXT, "contentEncoding": "base64"},
     },
     "required": ["specversion", "id", "source", "type"],
+    "propertyNames": {"pattern": "^([a-z0-9]{1,255}|data_base64)$"},
+    "additionalProperties": {
+        "description": "Extension attributes.",
+        "type": ["string", "boolean", "integer", "null"],
+        "minimum": -2_147_483_648,
+        "maximum": 2_147_483_647,
+    },
+    "not": {"required": ["data", "data_base64"]},
     "examples": [{"specversion": "1.0", "id": "A234-1234-1234", "source": "/shop", "type": "order.placed", "data": {}}],
 }
 PROBLEM: Final[dict[str, Any]] = {
@@ -164,6 +175,14 @@ WRITTEN: Final[dict[str, Any]] = {
     "LetterPage": _object({"letters": _list("Letter"), **PAGE}, ("total_capped",)),
     "Subscription": _object(SUBSCRIPTION),
     "CloudEvent": CLOUDEVENT,
+    "StreamFrame": _object(
+        {
+            "id": {**TEXT, "description": "The position: send it as Last-Event-ID to go on after it."},
+            "event": TEXT,
+            "data": {**TEXT, "contentMediaType": "application/json"},
+        },
+        ("id", "event"),
+    ),
     "Problem": PROBLEM,
 }
 READ: Final = (
@@ -174,7 +193,17 @@ READ: Final = (
     wire.Releasing,
     wire.NewSubscription,
     wire.Rewind,
+    *asks.ASKS,
 )
+
+
+class _Told(GenerateJsonSchema):
+    """Tells of lengths of time as they are written: JSON Schema's own `duration` has no fractions of a second."""
+
+    def timedelta_schema(self, schema: Any) -> dict[str, Any]:
+        """Return what a length of time is."""
+        del schema
+        return {"type": "string", "description": "A length of time as ISO 8601 has it, such as PT1.5S."}
 
 
 def components() -> dict[str, Any]:
@@ -184,4 +213,10 @@ def components() -> dict[str, Any]:
         schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
         schemas |= schema.pop("$defs", {})
         schemas[model.__name__] = schema
+    for name, shape in remote.SHAPES.items():
+        schema = shape.json_schema(
+            mode="serialization", ref_template="#/components/schemas/Stored_{model}", schema_generator=_Told
+        )
+        schemas |= {f"Stored_{part}": told for part, told in schema.pop("$defs", {}).items()}
+        schemas[name] = schema
     return schemas

@@ -20,7 +20,10 @@ from postbus.tokens import Tokens
 
 __all__ = ["is_loopback", "serve"]
 
-HEAD_SECONDS: Final = 15.0
+HEAD_SECONDS = 15.0
+"""How long a request's head may take to come; looked at anew by each connection."""
+MOST_UNREAD: Final = 2_097_152
+"""How many bytes may come that no route has asked for: a head, or the rest of a body that was refused unread."""
 KEEP_ALIVE: Final = 65
 GRACE: Final = 30
 SPARE_FILES: Final = 64
@@ -100,6 +103,7 @@ class _Server(uvicorn.Server):
         """Begin to end; a second time, at once."""
         asyncio.get_running_loop().call_soon_threadsafe(self._app.state.desk.gate.drain)
         super().handle_exit(sig, frame)
+        self._captured_signals.clear()  # or uvicorn raises them again at its end: asked to end, it ends well
 
 
 def _guarded() -> type[asyncio.Protocol]:
@@ -110,6 +114,7 @@ def _guarded() -> type[asyncio.Protocol]:
 
         transport: asyncio.Transport
         _patience: asyncio.TimerHandle | None = None
+        _unread = 0
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
@@ -120,6 +125,11 @@ def _guarded() -> type[asyncio.Protocol]:
             cycle: Any = getattr(self, "cycle", None)
             if cycle is not None and not cycle.response_complete:
                 self._calm()  # it is being served
+                self._unread = 0
+                return
+            self._unread += len(data)
+            if self._unread > MOST_UNREAD:
+                self.transport.abort()
             elif self._patience is None:
                 self._arm()
 

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import AsyncGenerator
-from typing import Final
+from typing import Final, NamedTuple
 
 from fastapi import Request
 from fastapi.responses import StreamingResponse
@@ -15,15 +15,25 @@ from postbus.model import Event, Stream
 from postbus.pattern import Interest
 from postbus.retry import RetryPolicy
 
-__all__ = ["stream"]
+__all__ = ["Pace", "stream"]
 
 PAGE: Final = 200
-HEARTBEAT: Final = 15.0
 _NO_POLICY: Final = RetryPolicy()
 
 
+class Pace(NamedTuple):
+    """How long a stream goes on."""
+
+    limit: int | None
+    """It ends after so many events."""
+    wait: float
+    """It ends when none came for so many seconds."""
+    heartbeat: float
+    """It says that it is still there after so many."""
+
+
 async def stream(
-    request: Request, gate: Gate, after: int | None, interests: tuple[Interest, ...], limit: int | None
+    request: Request, gate: Gate, after: int | None, interests: tuple[Interest, ...], pace: Pace
 ) -> StreamingResponse:
     """Answer with the events after a position; None: with what comes from now on."""
     span = await gate.read(gate.store.span, Stream.EVENTS)
@@ -34,28 +44,34 @@ async def stream(
         raise Conflict(f"the log ends at {span.head:,}, before {position:,}: is this the log that was read before?")
     headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
     return StreamingResponse(
-        _events(request, gate, position, interests, limit), media_type="text/event-stream", headers=headers
+        _events(request, gate, position, interests, pace), media_type="text/event-stream", headers=headers
     )
 
 
 async def _events(
-    request: Request, gate: Gate, position: int, interests: tuple[Interest, ...], limit: int | None
+    request: Request, gate: Gate, position: int, interests: tuple[Interest, ...], pace: Pace
 ) -> AsyncGenerator[bytes]:
     """Yield what there is, then what comes. Whoever reads slowly is read for slowly: a page at a time."""
-    left = limit
-    spoken = time.monotonic()
+    left = pace.limit
+    spoken = heard = time.monotonic()
     yield b"retry: 1000\n\n"
-    while not gate.draining and (left is None or left > 0):
+    while not gate.draining:
         rings = gate.rings
         ahead = await gate.read(gate.store.read_on, position, PAGE, interests)
         wanted = ahead.events[:left]
-        if wanted or time.monotonic() - spoken > HEARTBEAT:
+        now = time.monotonic()
+        if wanted or now - spoken >= pace.heartbeat:
             yield b"".join(_framed(each, ahead.damaged.get(each.id)) for each in wanted) or b": still here\n\n"
             left = None if left is None else left - len(wanted)
-            spoken = time.monotonic()
+            spoken = now
+            if left == 0:
+                return
+        heard = now if ahead.events else heard
         position = ahead.reached
         if not ahead.more:
-            await gate.rung(rings, HEARTBEAT)
+            if now - heard >= pace.wait:
+                return
+            await gate.rung(rings, min(spoken + pace.heartbeat, heard + pace.wait) - now)
         if await request.is_disconnected():
             return
 

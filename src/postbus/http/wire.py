@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from postbus.errors import InvalidEventError, PostbusError, http_status
+from postbus.errors import InvalidEventError, InvalidRequest, PostbusError, http_status
 from postbus.model import (
     AttemptError,
     Checkpoint,
@@ -75,7 +75,7 @@ class Publish(Body):
         },
     )
 
-    type: Annotated[str, Field(description="What happened, such as `order.placed`.")] = "event"
+    type: Annotated[str | None, Field(description="What happened, such as `order.placed`.")] = "event"
     payload: Any = None
     title: str | None = None
     description: str | None = None
@@ -182,7 +182,7 @@ class NewSubscription(Body):
         extra="forbid", strict=True, json_schema_extra={"examples": [{"name": "billing", "patterns": ["order.*"]}]}
     )
 
-    name: Name
+    name: Annotated[str, Field(min_length=1, max_length=100, pattern="^[^/]+$")]
     patterns: Annotated[list[Name], Field(min_length=1, max_length=100)] = ["*"]
     tags: Annotated[list[Annotated[str, Field(min_length=1, max_length=128)]], Field(max_length=32)] = []
     mode: Literal["queue", "ordered"] = "queue"
@@ -195,7 +195,9 @@ class Rewind(Body):
     """Where an ordered subscription is to go on."""
 
     to: Annotated[
-        Annotated[int, Field(ge=0, le=LARGEST)] | Annotated[str, Field(max_length=64)],
+        Annotated[int, Field(ge=0, le=LARGEST)]
+        | Literal["beginning", "now"]
+        | Annotated[str, Field(max_length=64, json_schema_extra={"format": "date-time"})],
         Field(description="After an id, from a moment (RFC 3339), `beginning` or `now`."),
     ]
     dry_run: bool = False
@@ -257,7 +259,7 @@ def problem(name: str, status: int, detail: str, **more: Any) -> dict[str, Any]:
         "type": f"/problems/{name}",
         "title": PROBLEMS[name].title,
         "status": status,
-        "detail": detail,
+        "detail": detail.encode(errors="backslashreplace").decode(),  # it may repeat half a character
         **more,
     }
 
@@ -502,17 +504,19 @@ def fields_of(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of an event to publish, as the one validator takes them."""
     fields = {name: value for name, value in given.items() if value is not None or name == "payload"}
     fields.setdefault("type", "event")
+    if isinstance(fields.get("delay"), bool):
+        raise InvalidEventError("delay is a number of seconds")
     if isinstance(tags := fields.get("tags"), str):
         fields["tags"] = [tag.strip() for tag in tags.split(",") if tag.strip()]
     return fields
 
 
-def moment_of(text: object) -> datetime:
-    """Return the moment meant by RFC 3339 text."""
+def moment_of(text: object, wrong: type[InvalidRequest] = InvalidEventError) -> datetime:
+    """Return the moment meant by RFC 3339 text; raise `wrong` for text that means none."""
     try:
         found = datetime.fromisoformat(text) if isinstance(text, str) else None
     except ValueError:
         found = None
     if found is None or found.tzinfo is None:
-        raise InvalidEventError("a moment is RFC 3339 with a time zone, such as 2030-01-31T12:00:00Z")
+        raise wrong("a moment is RFC 3339 with a time zone, such as 2030-01-31T12:00:00Z")
     return found

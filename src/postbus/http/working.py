@@ -72,7 +72,7 @@ async def subscribe(
         lease=at.lease if lease is None else timedelta(seconds=lease),
         policy=at.policy,
     )
-    found = await at.gate.claim(claim, wait, functools.partial(gone, request))
+    found = (await at.gate.claim(claim, wait, functools.partial(gone, request))).deliveries
     if not found:
         return Response(status_code=204)
     told = [claimed_json(each) for each in found]

@@ -22,13 +22,14 @@ STEP: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """How far a stream can be pruned, and what decides that."""
+    """How far a stream can be pruned."""
 
     stream: Stream
     pruned: int
     through: int
     """What may go: rows up to here; no further than `pruned` if nothing may."""
-    why: str
+    why: str | None
+    """What decides that; None if nothing follows."""
     past: tuple[Checkpoint, ...] = ()
     """Subscriptions that have stood still for longer than they may hold others up: they are cut off."""
 
@@ -64,7 +65,7 @@ def _bound(  # noqa: PLR0917  the parts of one decision
     mine = [each for each in checkpoints if each.stream is stream]
     past = tuple(each for each in mine if each.position < span.head and now - each.moved_at > max_hold)
     limits = [
-        (store.before(stream, now - older_than), f"younger than {older_than}"),
+        (store.before(stream, now - older_than), f"younger than {_words(older_than)}"),
         (entries[-1].through if entries else span.pruned, "not in the lake yet"),
         *((each.position, f"not passed by {each.subscription!r} yet") for each in mine if each not in past),
     ]
@@ -72,7 +73,16 @@ def _bound(  # noqa: PLR0917  the parts of one decision
     # Whole segments only: what is verified is what goes.
     whole = max((each.through for each in entries if each.through <= least), default=span.pruned)
     through = max(span.pruned, whole)
-    return Bound(stream, span.pruned, through, why, tuple(each for each in past if each.position < through))
+    cut_off = tuple(each for each in past if each.position < through)
+    return Bound(stream, span.pruned, through, why if through < span.head else None, cut_off)
+
+
+def _words(length: timedelta) -> str:
+    """Return a length of time in the largest unit that it is whole in."""
+    seconds = length // timedelta(seconds=1)
+    sizes = ((86_400, "day"), (3_600, "hour"), (60, "minute"), (1, "second"))
+    size, unit = next((size, unit) for size, unit in sizes if seconds % size == 0)
+    return f"{seconds // size:,} {unit}{'' if seconds == size else 's'}"
 
 
 def archive(

@@ -176,14 +176,17 @@ class _Decades:
 
 
 def _paths(values: Sequence[float | None], scale: _Linear | _Decades, *, filled: bool) -> Iterator[tuple[str, str]]:
-    """Go through the outlines of a line and its area, a piece for each run of values without a hole."""
+    """Go through the outlines of a line and its area, a piece for each run of values without a hole; one is a dot."""
     step = WIDTH / len(values)
     points = [None if value is None else ((place + 0.5) * step, scale.y(value)) for place, value in enumerate(values)]
     for present, run in groupby(points, key=lambda each: each is not None):
         if not present:
             continue
         part = [each for each in run if each is not None]
-        outline = "L".join(f"{x:.1f} {y:.2f}" for x, y in part) + ("h.01" if len(part) == 1 else "")
+        outline = "L".join(f"{x:.1f} {y:.2f}" for x, y in part)
+        if len(part) == 1:
+            yield "dot", f"M{outline}h.01"
+            continue
         if filled:
             yield "area", f"M{part[0][0]:.1f} {HEIGHT}L{outline}V{HEIGHT}Z"
         yield "line", f"M{outline}"

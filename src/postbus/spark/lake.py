@@ -27,7 +27,7 @@ from postbus.spark.source import open_bus, segment_name
 from postbus.store import Store
 from postbus.store.extract import RELATIONS
 
-__all__ = ["Lake", "Progress", "ingest"]
+__all__ = ["Lake", "Progress", "ingest", "is_current"]
 
 SEGMENT_ROWS: Final = 250_000
 SEGMENT_TASKS: Final = 4
@@ -183,6 +183,18 @@ class Lake:
         wanted = (F.col("uid") == uid) if uid is not None else (F.col("key") == key)
         return [row[0] for row in self.read(spark).filter(wanted).select("id").collect()]
 
+    def erasable(self, spark: SparkSession, ids: Sequence[int]) -> dict[Stream, int]:
+        """Return how many rows of each stream `erase` would blank; what is blank already does not count."""
+        return {stream: self._meant(spark, self.read(spark, stream), stream, ids).count() for stream in Stream}
+
+    def _meant(self, spark: SparkSession, frame: DataFrame, stream: Stream, ids: Sequence[int]) -> DataFrame:
+        """Return the rows of these events that say anything."""
+        key, blanks = _blanks(stream)
+        says = [~F.col(column).eqNullSafe(value) for column, value in blanks.items() if column != "metadata"]
+        if stream is Stream.EVENTS:
+            says.append(F.size("metadata") > 0)
+        return frame.join(F.broadcast(_named(spark, ids)), F.col(key) == F.col("erased")).filter(reduce(or_, says))
+
     def erase(self, spark: SparkSession, ids: Sequence[int]) -> int:
         """Blank what these events say of anybody, as the store does; return how many segments were rewritten.
 
@@ -198,17 +210,12 @@ class Lake:
 
     def _blank(self, spark: SparkSession, stream: Stream, entry: Entry, ids: Sequence[int]) -> bool:
         frame = self.frame(spark, stream, entry.files)
-        named = spark.createDataFrame([(each,) for each in ids], "erased BIGINT")
-        key, blanks = _blanks(stream)
-        marked = frame.join(F.broadcast(named), F.col(key) == F.col("erased"), "left")
-        hit = F.col("erased").isNotNull()
-        told = [~F.col(column).eqNullSafe(value) for column, value in blanks.items() if column != "metadata"]
-        if stream is Stream.EVENTS:
-            told.append(F.size("metadata") > 0)
-        if marked.filter(hit & reduce(or_, told)).isEmpty():
+        if self._meant(spark, frame, stream, ids).isEmpty():
             return False
+        key, blanks = _blanks(stream)
+        marked = frame.join(F.broadcast(_named(spark, ids)), F.col(key) == F.col("erased"), "left")
         for column, value in blanks.items():
-            marked = marked.withColumn(column, F.when(hit, value).otherwise(F.col(column)))
+            marked = marked.withColumn(column, F.when(F.col("erased").isNotNull(), value).otherwise(F.col(column)))
         made = self._write(
             marked.withColumn("segment", F.lit(entry.segment)),
             stream,
@@ -258,19 +265,32 @@ class Lake:
         A new generation is written and verified, then its entry flips the manifest at once. The old files stay for
         `grace`, for those who are reading them.
         """
+        self.sweep(grace)
+        before = self.segments()
+        for stream in Stream:
+            for group in self.joinable(stream, size=size, today=today):
+                self._join(spark, stream, group)
+        after = self.segments()
+        return {stream: (before[stream], after[stream]) for stream in Stream}
+
+    def segments(self) -> dict[Stream, int]:
+        """Return how many segments each stream has."""
+        return {stream: len(manifest.entries()) for stream, manifest in self.manifests.items()}
+
+    def joinable(
+        self, stream: Stream, *, size: int = COMPACT_BYTES, today: str | None = None
+    ) -> Sequence[Sequence[Entry]]:
+        """Return the groups of segments that `compact` would join. Needs no Spark."""
         today = today or datetime.now(UTC).date().isoformat()
-        return {stream: self._compact(spark, stream, size, grace, today) for stream in Stream}
+        closed = [each for each in self.manifests[stream].entries() if all(day < today for day in each.days)]
+        return list(_groups(closed, size))
 
-    def _compact(self, spark: SparkSession, stream: Stream, size: int, grace: timedelta, today: str) -> tuple[int, int]:
-        manifest = self.manifests[stream]
-        self._sweep(manifest, grace)
-        entries = manifest.entries()
-        closed = [each for each in entries if all(day < today for day in each.days)]
-        for group in _groups(closed, size):
-            self._join(spark, stream, group)
-        return len(entries), len(manifest.entries())
+    def sweep(self, grace: timedelta = GRACE) -> None:
+        """Remove what was replaced longer than `grace` ago. Needs no Spark."""
+        for manifest in self.manifests.values():
+            self._sweep(manifest, grace)
 
-    def _join(self, spark: SparkSession, stream: Stream, group: list[Entry]) -> None:
+    def _join(self, spark: SparkSession, stream: Stream, group: Sequence[Entry]) -> None:
         manifest, first = self.manifests[stream], group[0]
         generation = 1 + max(each.generation for each in group)
         wanted = replace(first, generation=generation, through=group[-1].through, replaced=())
@@ -297,6 +317,10 @@ class Lake:
         for each in current:
             if datetime.now(UTC) - datetime.fromisoformat(each.written_at) >= grace:
                 manifest.sweep(each)
+
+
+def _named(spark: SparkSession, ids: Sequence[int]) -> DataFrame:
+    return spark.createDataFrame([(each,) for each in ids], "erased BIGINT")
 
 
 def _blanks(stream: Stream) -> tuple[str, dict[str, Column]]:
@@ -355,6 +379,33 @@ def ingest(
         return {run.stream: run.rows for run in runs}
 
 
+def is_current(store: Store, lake: Lake, consumer: str) -> bool:
+    """Return whether `ingest` would find nothing to write, and its subscriptions where they should be. Needs no Spark.
+
+    Raises UnsafeStore if it is another bus's lake.
+    """
+    shown = {each.subscription: each.position for each in store.checkpoints()}
+    return all(
+        shown.get(_subscription(consumer, stream)) == _end(store, lake, stream)[0] == store.span(stream).head
+        for stream in Stream
+    )
+
+
+def _subscription(consumer: str, stream: Stream) -> str:
+    return consumer if stream is Stream.EVENTS else f"{consumer}.{stream}"
+
+
+def _end(store: Store, lake: Lake, stream: Stream) -> tuple[int, str]:
+    """Return how far a lake has come in a bus's stream, and the log's id; raise UnsafeStore if it is another's."""
+    span, entries = store.span(stream), lake.manifests[stream].entries()
+    if entries and entries[-1].log_id != span.log_id:
+        raise UnsafeStore(
+            f"{lake.url} holds the events of another log than {store.url} (restored, or another bus): choose "
+            "another folder"
+        )
+    return entries[-1].through if entries else span.pruned, span.log_id
+
+
 def _forever(spark: SparkSession, runs: Sequence["_Ingest"], seconds: float) -> None:
     """Run both streams side by side until one ends, which only an error makes it do."""
     for run in runs:
@@ -403,16 +454,8 @@ class _Ingest:
         self._checkpoint = f"{self._manifest.folder.url}/checkpoint"
         self._query: Any = None
         self._fresh = True
-        span = store.span(stream)
-        self._log_id = span.log_id
-        entries = self._manifest.entries()
-        if entries and entries[-1].log_id != span.log_id:
-            raise UnsafeStore(
-                f"{lake.url} holds the events of another log than {store.url} (restored, or another bus): choose "
-                "another folder"
-            )
-        self._through = entries[-1].through if entries else span.pruned
-        self._name = options.consumer if stream is Stream.EVENTS else f"{options.consumer}.{stream}"
+        self._through, self._log_id = _end(store, lake, stream)
+        self._name = _subscription(options.consumer, stream)
         store.consumer(self._name, stream, self._through)
         store.advance(self._name, self._through, self._log_id)
 

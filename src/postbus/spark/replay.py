@@ -13,13 +13,22 @@ from pyspark.sql import functions as F  # noqa: N812  as everybody who writes Sp
 
 from postbus.clock import from_micros
 from postbus.errors import InvalidRequest
-from postbus.model import Event, Stream
+from postbus.model import Event, Span, Stream
 from postbus.pattern import Interest, check_pattern
 from postbus.payload import Draft, decode, draft
 from postbus.spark.lake import COLUMNS, Lake
 from postbus.store import Store
 
-__all__ = ["Wanted", "history", "preview", "replay_events", "replay_into_bus", "replay_into_subscription", "union"]
+__all__ = [
+    "Wanted",
+    "history",
+    "preview",
+    "reach",
+    "replay_events",
+    "replay_into_bus",
+    "replay_into_subscription",
+    "union",
+]
 
 BATCH: Final = 1_000
 LONG_UID: Final = 128
@@ -34,13 +43,23 @@ class Wanted:
     types: tuple[str, ...] = ("*",)
     tags: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        """Raise InvalidRequest for a pattern that is none."""
+        for each in self.types:
+            check_pattern(each)
+
+    @property
+    def first_id(self) -> int:
+        """The first id that may be meant."""
+        return self.first if isinstance(self.first, int) else 1
+
 
 def history(spark: SparkSession, url: str, store: Store, lake: Lake | None, wanted: Wanted) -> DataFrame:
     """Return events of a range, whether the live table has them still, or the lake alone: each once.
 
     Raises InvalidRequest where part of the range was pruned, and no lake given that holds it.
     """
-    live = union(spark, url, store, lake, Stream.EVENTS, first=wanted.first if isinstance(wanted.first, int) else 1)
+    live = union(spark, url, store, lake, Stream.EVENTS, first=wanted.first_id)
     return live.filter(_condition(live, wanted))
 
 
@@ -48,18 +67,26 @@ def union(
     spark: SparkSession, url: str, store: Store, lake: Lake | None, stream: Stream, *, first: int = 1
 ) -> DataFrame:
     """Return a stream from an id on as one table: what the lake holds from there, the rest from the live one."""
-    span = store.span(stream)
-    entries = lake.manifests[stream].entries() if lake is not None else []
-    if entries and entries[-1].log_id != span.log_id:
-        raise InvalidRequest("this lake holds the events of another log than this bus")
-    archived = _archived(first, [(each.after, each.through) for each in entries], span.pruned)
+    span, archived = reach(store, lake, stream, first=first)
     columns = COLUMNS[stream]
     begin = str(max(archived, span.pruned))
     options = {"url": url, "stream": stream.value, "startingOffsets": begin, "endingOffsets": str(span.head)}
     live = spark.read.format("postbus").options(**options).load().select(*columns)
-    if lake is not None and entries:
+    if lake is not None and archived:
         live = lake.read(spark, stream).select(*columns).unionByName(live)
     return live
+
+
+def reach(store: Store, lake: Lake | None, stream: Stream, *, first: int = 1) -> tuple[Span, int]:
+    """Return what of a stream is live, and how far the lake goes. Needs no Spark.
+
+    Raises InvalidRequest where they are of different logs, or leave a hole from an id on.
+    """
+    span = store.span(stream)
+    entries = lake.manifests[stream].entries() if lake is not None else []
+    if entries and entries[-1].log_id != span.log_id:
+        raise InvalidRequest("this lake holds the events of another log than this bus")
+    return span, _archived(first, [(each.after, each.through) for each in entries], span.pruned)
 
 
 def _archived(first: int, segments: list[tuple[int, int]], pruned: int) -> int:
@@ -85,7 +112,7 @@ def _condition(frame: DataFrame, wanted: Wanted) -> Any:
             column = F.col("id") if isinstance(bound, int) else F.col("created_at")
             found &= getattr(column, compare)(F.lit(bound))
     if wanted.types != ("*",) or wanted.tags:
-        interests = [Interest(check_pattern(each), frozenset(wanted.tags)) for each in wanted.types]
+        interests = [Interest(each, frozenset(wanted.tags)) for each in wanted.types]
         way = F.concat_ws("\n", F.col("type"), F.concat_ws(",", F.col("tags")))
         pairs = [
             (row[0], row[1], row[2]) for row in frame.filter(found).select(way, "type", "tags").distinct().collect()

@@ -3,12 +3,12 @@
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, Final, NamedTuple, cast
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as fn
 
 from postbus.clock import from_micros, to_micros
@@ -33,6 +33,8 @@ MOST_BUCKETS: Final = 100
 MOST_FAULTS: Final = 50
 DAYS: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 MICROSECOND: Final = timedelta(microseconds=1)
+MILLISECOND: Final = timedelta(milliseconds=1)
+ALL: Final = "all"
 AUDIT: Final = (
     "id", "event_id", "subscription", "action", "created_at", "status", "attempt", "epoch", "worker_id", "error_type",
     "error_message", "execution_time_ms", "type", "tags", "priority", "event_created_at", "ready_at", "claimed_at",
@@ -53,7 +55,7 @@ class Percentiles:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Attempts counted by how they went. `wait` is in seconds (ready to claimed), `run` in milliseconds."""
+    """Attempts counted by how they went. `wait_ms` is from ready to claimed, `run_ms` what the handler took."""
 
     name: str
     attempts: int = 0
@@ -64,17 +66,18 @@ class Figures:
     retries: int = 0
     expired: int = 0
     dead: int = 0
-    wait: Percentiles | None = None
-    run: Percentiles | None = None
+    wait_ms: Percentiles | None = None
+    run_ms: Percentiles | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """A stretch of time. `depth` is how many deliveries were unfinished at its end."""
+    """A stretch of time. `depth` is how many deliveries were unfinished at its end, `deepest` the most in it."""
 
     start: datetime
     published: int
     depth: int
+    deepest: int
     revived: int
     purged: int
     figures: Figures
@@ -126,7 +129,7 @@ class Report:
     since: datetime
     until: datetime
     now: datetime
-    bucket: timedelta
+    bucket_ms: int
     published: int
     total: Figures
     timeline: tuple[Bucket, ...]
@@ -183,16 +186,16 @@ def make(
             since=period.since,
             until=period.until,
             now=now,
-            bucket=period.size,
+            bucket_ms=period.size // MILLISECOND,
             published=sum(counted["published"].values()),
-            total=figures["total"].get("", Figures("")),
+            total=figures["total"].get(ALL, Figures(ALL)),
             timeline=_timeline(period, figures["bucket"], counted),
             subscriptions=_worst_first(figures["subscription"]),
             standing=standing,
             types=types,
             tags=_worst_first(figures["tag"]),
             workers=_worst_first(figures["worker"]),
-            slowest=tuple(sorted((each for each in types if each.run), key=_slowness, reverse=True)),
+            slowest=tuple(sorted((each for each in types if each.run_ms), key=_slowness, reverse=True)),
             faults=tuple(Fault(**row) for row in _collect(faults)),
             stale_workers=tuple(
                 StaleWorker(**row, lost=row["seen_at"] <= now - silent_after)
@@ -272,7 +275,7 @@ def _as(kind: str, name: Column) -> Column:
 def _figures(attempts: DataFrame, size: timedelta) -> dict[str, dict[str, Figures]]:
     """Return figures by kind and name, in one query: an attempt counts once for each thing it belongs to."""
     bucket = _floor(fn.unix_micros("finished_at"), size)
-    single = [_as("total", fn.lit("")), _as("bucket", bucket)]
+    single = [_as("total", fn.lit(ALL)), _as("bucket", bucket)]
     single += [_as(name, fn.col(name)) for name in ("subscription", "type", "worker")]
     tags = fn.transform(fn.coalesce("tags", fn.array()), lambda tag: _as("tag", tag))
     each = attempts.withColumn("of", fn.explode(fn.concat(fn.array(*single), tags)))
@@ -282,35 +285,48 @@ def _figures(attempts: DataFrame, size: timedelta) -> dict[str, dict[str, Figure
     for row in _collect(told):
         kind, name, wait, run = row.pop("kind"), row.pop("name"), row.pop("wait"), row.pop("run")
         name = "(unknown)" if name is None else name
-        found[kind][name] = Figures(name, **row, wait=wait and Percentiles(*wait), run=run and Percentiles(*run))
+        waited = wait and Percentiles(*(1_000 * each for each in wait))
+        found[kind][name] = Figures(name, **row, wait_ms=waited, run_ms=run and Percentiles(*run))
     return found
 
 
 def _counted(log: DataFrame, events: DataFrame, live: DataFrame, period: _Period) -> dict[str, Counter[int]]:
-    """Return, in one query, what is counted by time: published, RETRIED, PURGED, and the steps of the depth."""
+    """Return, in one query, what is counted by time: published, RETRIED, PURGED, and how the depth rose and fell."""
 
-    def one(kind: Column, place: Column, number: int = 1) -> Column:
-        return fn.struct(kind.alias("kind"), place.alias("place"), fn.lit(number).alias("number"))
-
-    def step(column: str, number: int) -> Column:
-        # The depth is looked at where buckets end: what happens at that very moment still belongs to them.
-        place = fn.greatest(_floor(fn.unix_micros(column) - 1, period.size), fn.lit(period.buckets()[0]))
-        return fn.when(fn.col(column) <= facts.at(period.until), one(fn.lit("depth"), place, number))
+    def one(kind: Column, place: Column) -> tuple[Column, ...]:
+        return kind.alias("kind"), place.alias("place"), fn.lit(1).cast("long").alias("number")
 
     when = fn.unix_micros("created_at")
     verbs = log.where(fn.col("action").isin("RETRIED", "PURGED") & period.holds("created_at"))
     published = events.where(period.holds("created_at"))
     rows = (
-        published.select(one(fn.lit("published"), _floor(when, min(period.size, HOUR))).alias("one"))
-        .union(verbs.select(one(fn.col("action"), _floor(when, period.size))))
-        .union(facts.stays(log, live).select(fn.explode(fn.array(step("since", 1), step("until", -1)))))
-        .where("one IS NOT NULL")
-        .select("one.*")
+        published.select(*one(fn.lit("published"), _floor(when, min(period.size, HOUR))))
+        .union(verbs.select(*one(fn.col("action"), _floor(when, period.size))))
+        .unionByName(_rises(facts.stays(log, live), period).unpivot("place", ["change", "highest"], "kind", "number"))
     )
     found: defaultdict[str, Counter[int]] = defaultdict(Counter)
     for row in _collect(rows.groupBy("kind", "place").agg(fn.sum("number").alias("number"))):
         found[row["kind"]][row["place"]] = row["number"]
     return found
+
+
+def _rises(stays: DataFrame, period: _Period) -> DataFrame:
+    """Return for each bucket by how much the depth had changed at its end, and how far it rose in it at most."""
+    first, since = fn.lit(period.buckets()[0]), fn.lit(to_micros(period.since))
+
+    def step(column: str, number: int) -> Column:
+        # What was before the period is as if it came at its beginning.
+        moment = fn.greatest(fn.unix_micros(column), since)
+        step = fn.struct(moment.alias("moment"), fn.lit(number).alias("number"))
+        return fn.when(fn.col(column) <= facts.at(period.until), step)
+
+    steps = stays.select(fn.inline(fn.array_compact(fn.array(step("since", 1), step("until", -1)))))
+    # What happens at the very moment at which a bucket ends still belongs to it.
+    place = fn.greatest(_floor(fn.col("moment") - 1, period.size), first)
+    at_once = steps.groupBy("moment").agg(fn.sum("number").alias("number")).withColumn("place", place)
+    risen = fn.sum("number").over(Window.partitionBy("place").orderBy("moment"))
+    changes = at_once.withColumn("risen", risen).groupBy("place")
+    return changes.agg(fn.sum("number").alias("change"), fn.greatest(fn.max("risen"), fn.lit(0)).alias("highest"))
 
 
 def _timeline(
@@ -320,17 +336,18 @@ def _timeline(
     published: Counter[int] = Counter()
     for place, number in counted["published"].items():
         published[place - place % starts.step] += number
-    depth = accumulate(counted["depth"][start] for start in starts)
+    depths = pairwise(accumulate((counted["change"][start] for start in starts), initial=0))
     return tuple(
         Bucket(
             from_micros(start),
             published[start],
-            deep,
+            after,
+            before + counted["highest"][start],
             counted["RETRIED"][start],
             counted["PURGED"][start],
-            figures.get(str(start), Figures(str(start))),
+            replace(figures.get(str(start), Figures("")), name=from_micros(start).isoformat().replace("+00:00", "Z")),
         )
-        for start, deep in zip(starts, depth, strict=True)
+        for start, (before, after) in zip(starts, depths, strict=True)
     )
 
 
@@ -347,4 +364,4 @@ def _worst_first(found: Mapping[str, Figures]) -> tuple[Figures, ...]:
 
 
 def _slowness(each: Figures) -> float:
-    return each.run.p95 if each.run else 0
+    return each.run_ms.p95 if each.run_ms else 0

@@ -21,6 +21,7 @@ __all__ = [
     "exists",
     "grant_roles",
     "is_file",
+    "is_server",
     "migration_script",
     "open_source",
     "open_store",
@@ -29,6 +30,7 @@ __all__ = [
 ]
 
 POSTGRES: Final = frozenset({"postgresql", "postgres"})
+SERVERS: Final = frozenset({"http", "https"})
 
 
 def open_store(
@@ -38,14 +40,18 @@ def open_store(
     auto_migrate: bool = True,
     direct_url: str | None = None,
     listen: bool = True,
+    token: str | None = None,
 ) -> Store:
     """Open the store a URL names: `sqlite:///relative.db`, `sqlite:////absolute.db`, `postgresql://user@host/database`.
 
-    `direct_url` and `listen` concern PostgreSQL alone, `clock` SQLite alone: a server decides by its own.
+    Or `http://host:port`: the store of a postbus server there, asked with `token`. `direct_url` and `listen` concern
+    PostgreSQL alone, `clock` SQLite alone: a server decides by its own.
     Raises InvalidRequest for any other URL, SchemaMismatch when it must be migrated and `auto_migrate` is off.
     """
     if _is_postgres(url):
         return _postgres().PostgresStore(url, auto_migrate=auto_migrate, direct_url=direct_url, listen=listen)
+    if is_server(url):
+        return import_module("postbus.store.remote.store").RemoteStore(url, token)
     return SqliteStore(_path(url), clock or SystemClock(), auto_migrate=auto_migrate)
 
 
@@ -68,16 +74,23 @@ def as_arrow(url: str, relation: str, columns: Sequence[str], after: int, throug
 
 def is_file(url: str) -> bool:
     """Return whether a URL names a file, which only processes on its own host can open."""
-    return not _is_postgres(url)
+    return not (_is_postgres(url) or is_server(url))
+
+
+def is_server(url: str) -> bool:
+    """Return whether a URL names a postbus server, not a database."""
+    return url.partition("://")[0] in SERVERS
 
 
 def exists(url: str) -> bool:
     """Return whether there is something at a URL to open, making nothing; a server is always there to be asked."""
-    return _is_postgres(url) or _path(url).exists()
+    return _is_postgres(url) or is_server(url) or _path(url).exists()
 
 
 def shown(url: str) -> str:
     """Return a URL as it may be shown: without any secret."""
+    if is_server(url):
+        return import_module("postbus.store.remote.link").checked(url)
     return _postgres().Address.of(url).shown if _is_postgres(url) else url
 
 
@@ -105,6 +118,7 @@ def grant_roles(url: str) -> None:
 def _roles_of(url: str) -> Any:
     if _is_postgres(url):
         return _postgres("roles")
+    _path(url)
     raise InvalidRequest(
         f"{shown(url)} has no roles: who may read the file may read the bus, who may write it may write"
     )
@@ -124,8 +138,10 @@ def _is_postgres(url: str) -> bool:
 
 def _path(url: str) -> Path:
     if not url.startswith("sqlite:"):
+        if is_server(url):
+            raise InvalidRequest("this needs the database itself: give its sqlite:/// or postgresql:// URL")
         scheme = url.partition(":")[0] if ":" in url else ""
-        raise InvalidRequest(f"postbus knows sqlite:/// and postgresql:// URLs, not {scheme[:20] or 'this'!r}")
+        raise InvalidRequest(f"postbus knows sqlite:///, postgresql:// and http:// URLs, not {scheme[:20] or 'this'!r}")
     parts = urlsplit(url)
     path = unquote(parts.path.removeprefix("/"))
     if parts.netloc or not path:

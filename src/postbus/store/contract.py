@@ -303,6 +303,14 @@ class Store(Protocol):
         """Whether a server does the work, beside this process."""
         ...
 
+    @property
+    def remote(self) -> bool:
+        """Whether a postbus server stands between: it does the upkeep, and some of this is not to be had there.
+
+        What needs the database itself then raises InvalidRequest.
+        """
+        ...
+
     def now(self) -> datetime:
         """Return the time that this store decides by."""
         ...

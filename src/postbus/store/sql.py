@@ -110,6 +110,7 @@ class SqlStore(Followed):
     """The verbs of a `Store`. Safe to use from many threads. What each promises stands in the contract."""
 
     served = False
+    remote = False
 
     def __init__(self, liveness: Liveness) -> None:
         """Begin open, with nobody watching."""
@@ -146,6 +147,11 @@ class SqlStore(Followed):
     @abstractmethod
     def _reclaim(self, stream: Stream, *, done: bool) -> None:
         """Let the space that rows of a stream have left be used again; `done` if no more of them are about to go."""
+
+    def _scrub(self) -> None:
+        """Leave nothing in the store of what was erased, as far as that can be helped."""
+        for stream in Stream:
+            self._reclaim(stream, done=True)
 
     @abstractmethod
     def _backfill(self, session: Session, name: str, after: int) -> None:
@@ -440,9 +446,8 @@ class SqlStore(Followed):
         for start in range(0, len(wanted), CHUNK):
             chunk = wanted[start : start + CHUNK]
             changed += self._beside(lambda session, chunk=chunk: Erasing(session, actor).erase(chunk))
-        if wanted:  # also where nothing changed: whoever was killed here left its space, and what lies in it
-            self._reclaim(Stream.EVENTS, done=True)
-            self._reclaim(Stream.AUDIT, done=True)
+        if wanted:  # also where nothing changed: an earlier run may have been killed here
+            self._scrub()
         if changed:
             self._wake()
         return Erased(tuple(wanted), changed)

@@ -173,6 +173,10 @@ class Database:
         finally:
             self._apsw.pragma("secure_delete", "fast")
 
+    def rewrite(self) -> None:
+        """Write the whole file anew, by way of the WAL: free pages and what lies between rows are gone from it."""
+        self._apsw.execute("VACUUM")
+
     def empty_wal(self) -> None:
         """Bring everything into the file itself and cut off the WAL, unless somebody goes on reading for a second."""
         self._apsw.set_busy_timeout(READER_MS)

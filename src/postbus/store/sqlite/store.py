@@ -1,6 +1,7 @@
 """The store in one SQLite file: one writer at a time, grouped; readers beside it, each with a snapshot."""
 
 import hashlib
+import logging
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
@@ -12,6 +13,7 @@ import apsw
 from postbus.clock import Clock, to_micros
 from postbus.errors import Conflict, UnsafeStore
 from postbus.model import Event, Stream
+from postbus.observe import tell
 from postbus.payload import Draft
 from postbus.store.catalog import Catalog
 from postbus.store.committer import Committer
@@ -40,6 +42,8 @@ MAX_READERS: Final = 8
 MAX_REMEMBERED: Final = 1_000
 ENOUGH_FREE_PAGES: Final = 2_000
 MOST_GIVEN_BACK: Final = 100
+LARGEST_REWRITTEN: Final = 500_000_000
+"""Bytes: some seconds, in which nobody can write. More would hold up other processes for longer than they wait."""
 EPOCHS_APART: Final = 1 << 32
 """How far epochs jump after a restore: more than the old log can have given since the backup."""
 
@@ -220,6 +224,17 @@ class SqliteStore(SqlStore):
         if done:
             with self._committer.hold() as db, translated(self._path):
                 db.empty_wal()
+
+    def _scrub(self) -> None:
+        """Rewrite the file, unless it is large: in the slack of pages SQLite leaves copies of rows that it moved."""
+        size = self._path.stat().st_size
+        if size > LARGEST_REWRITTEN:
+            tell(logging.WARNING, "file_not_rewritten", path=str(self._path), bytes=size, remedy="VACUUM")
+            self._reclaim(Stream.EVENTS, done=True)
+            return
+        with self._committer.hold() as db, translated(self._path):
+            db.rewrite()
+            db.empty_wal()
 
     def _jump(self, session: Session) -> int:
         session.db.run("begin_sequences")

@@ -1,0 +1,3 @@
+"""What the contract says of this, held over HTTP."""
+
+from tests.contract.test_claim import *  # noqa: F403  every test of it runs here, on the fixtures of this folder
