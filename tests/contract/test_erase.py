@@ -1,11 +1,12 @@
 """Erasing: what events say of somebody goes, that they happened stays."""
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from postbus.errors import InvalidEventError, InvalidRequest, LeaseLost
-from postbus.model import AttemptError, Dead, DoneWithErrors, Event, Retry, Status, Stream
+from postbus.model import AttemptError, Dead, DoneWithErrors, Event, Mode, Retry, Status, Stream
 from postbus.store import Store
 from postbus.store.contract import DeadFilter, Settled
 from tests.contract.stores import DEAD, RETRY, Operator, ids
@@ -165,3 +166,16 @@ def test_an_erased_event_can_be_pruned_and_dead_letters_are_not_revived(op: Oper
     assert op.store.retry_dead(DeadFilter(), "ops") == 0
     head = op.store.span(Stream.EVENTS).head
     assert op.store.prune(Stream.EVENTS, after=0, through=head).removed == 1
+
+
+def test_what_a_follower_said_when_it_stopped_goes_too(op: Operator):
+    """It may quote the event before which it stopped; that it stopped there is still told."""
+    (event,) = op.publish_all(SECRET)
+    settings: dict[str, Any] = {"mode": Mode.ORDERED, "lease": None, "retry": None, "start": "beginning"}
+    op.store.create_subscription("s", ["*"], [], **settings)
+    lead = op.store.lead("s", "me", "w:1", timedelta(seconds=60))
+    assert lead is not None
+    op.store.resign(lead, "no such Ada", event.id)
+    op.store.erase(uid="u-ada", actor="privacy")
+    (found,) = op.store.checkpoints()
+    assert (found.stopped, found.stopped_before) == ("erased", event.id)

@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from tests.docs.test_examples import ROOT
 from tests.http.serving import process
 
 PAGE = ROOT / "docs" / "http.md"
-BLOCK = re.compile(r"^```(sh|json|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```(sh|json|text|python|output)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def holds(shown: Any, told: Any) -> bool:
@@ -36,6 +37,12 @@ def test_the_requests_of_the_page_are_answered_as_it_says(tmp_path: Path):
                     ["/bin/bash", "-ec", script], capture_output=True, text=True, timeout=60, check=True
                 )
                 told = ran.stdout
+            elif kind == "python":
+                program = text.replace("localhost:8080", where)
+                told = subprocess.check_output([sys.executable, "-c", program], text=True, timeout=60)
+            elif kind == "output":
+                assert told == text
+                count += 1
             elif kind == "json":
                 answer = json.loads(told[_last(told) :])
                 assert holds(json.loads(text), answer), (text, answer)
@@ -43,7 +50,7 @@ def test_the_requests_of_the_page_are_answered_as_it_says(tmp_path: Path):
             elif kind == "text":
                 assert [line for line in told.splitlines() if line.startswith("id: ")] == text.split("\n")[:-1]
                 count += 1
-    assert count == 10
+    assert count == 11
 
 
 def _last(told: str) -> int:

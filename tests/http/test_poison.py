@@ -232,6 +232,8 @@ def test_a_report_has_known_fields_of_known_kinds(served: Served, body: Any):
     "body",
     [
         {"surprise": 1},
+        {"surprise": None},
+        {"": None},
         {"id": 7},
         {"type": ""},
         {"type": "a*"},
@@ -250,6 +252,7 @@ def test_a_report_has_known_fields_of_known_kinds(served: Served, body: Any):
         {"delay": -1},
         {"delay": 10**400},
         {"delay": "1"},
+        {"delay": False},
         {"at": "tomorrow"},
         {"at": "2030-01-01T00:00:00"},
         {"at": "0001-01-01T00:00:00+14:00"},

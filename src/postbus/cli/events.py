@@ -97,7 +97,15 @@ def event_view(event: Event) -> Iterator[RenderableType]:
         yield table(
             "\nSUBSCRIPTION  \nSTATUS  \nATTEMPT  \nNEXT RETRY  \nLEASED UNTIL  \nEXPIRED  \nWORKER",
             (
-                (s.subscription, "PARKED" if s.parked else s.status, s.attempt, s.next_retry_at, s.lease_until, s.lease_expired, s.worker_id)
+                (
+                    s.subscription,
+                    "PARKED" if s.parked else s.status,
+                    s.attempt,
+                    s.next_retry_at,
+                    s.lease_until,
+                    s.lease_expired,
+                    s.worker_id,
+                )
                 for s in event.deliveries
             ),
         )

@@ -21,6 +21,7 @@ from postbus.model import (
     Stats,
     Subscription,
 )
+from postbus.payload import FIELDS
 from postbus.retry import RetryPolicy
 from postbus.store.contract import Reported
 
@@ -502,7 +503,10 @@ def attempt_error(given: Problems | Failed, worker_id: str) -> AttemptError:
 
 def fields_of(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of an event to publish, as the one validator takes them."""
-    fields = {name: value for name, value in given.items() if value is not None or name == "payload"}
+    # Null is as good as none, but only for what an event has: a name that it has not is refused, whatever its value.
+    fields = {
+        name: value for name, value in given.items() if value is not None or name == "payload" or name not in FIELDS
+    }
     fields.setdefault("type", "event")
     if isinstance(fields.get("delay"), bool):
         raise InvalidEventError("delay is a number of seconds")

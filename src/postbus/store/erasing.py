@@ -52,6 +52,7 @@ class Erasing:
         told = {row[0] for row in self._db.run("erased_before", (array,))}
         changed = {row[0] for row in self._db.many("blank_event", blank)}
         changed |= {row[0] for row in self._db.many("blank_log", [(identity,) for identity in ids])}
+        self._db.many("blank_stopped", [(identity,) for identity in ids])
         changed |= discarded | (set(ids) - told)
         self._db.many(
             "log",

@@ -736,3 +736,7 @@ SELECT id, name, digest, scopes, postbus.micros(created_at), postbus.micros(expi
 
 -- name: revoke_token
 UPDATE postbus.tokens SET revoked_at = coalesce(revoked_at, postbus.at($1)) WHERE id = $2;
+
+-- name: blank_stopped
+-- What a follower said when it stopped may quote the event before which it did.
+UPDATE postbus.checkpoints SET stopped = 'erased' WHERE stopped_before = $1;

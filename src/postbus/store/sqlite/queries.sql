@@ -612,3 +612,7 @@ SELECT id, name, digest, scopes, created_at, expires_at, revoked_at FROM tokens 
 
 -- name: revoke_token
 UPDATE tokens SET revoked_at = coalesce(revoked_at, ?) WHERE id = ?;
+
+-- name: blank_stopped
+-- What a follower said when it stopped may quote the event before which it did.
+UPDATE checkpoints SET stopped = 'erased' WHERE stopped_before = ?;
