@@ -157,7 +157,8 @@ class Field:
         """Start a child."""
         config = {"url": self.url, "folder": str(self.folder), "events": events, "seconds": seconds}
         command = [sys.executable, "-m", "tests.postgres.test_endurance", role.__name__, json.dumps(config)]
-        child = subprocess.Popen(command, cwd=self.folder, env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"})
+        path = os.pathsep.join((str(ROOT), str(ROOT / "src")))
+        child = subprocess.Popen(command, cwd=self.folder, env={**os.environ, "PYTHONPATH": path})
         self.children.append(child)
         return child
 
