@@ -24,6 +24,11 @@ def pytest_unconfigure() -> None:
     stop_server()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that take longest: else one process is still at them when the others have nothing left."""
+    items.sort(key=lambda item: "tests/spark/" not in item.nodeid)
+
+
 @pytest.fixture(autouse=True)
 def _nothing_configured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hide the settings of whoever runs the tests."""

@@ -77,7 +77,7 @@ def fuzz(served: Served, folder: Path, *options: str) -> None:
 
 def test_a_fuzzer_finds_nothing(served: Served, tmp_path: Path):
     """A short run of every phase, stateful too: no 5xx, no answer outside its schema, nothing wrong taken."""
-    fuzz(served, tmp_path, "--max-examples", "4", "--max-time", "30", "--seed", "1")
+    fuzz(served, tmp_path, "--max-examples", "3", "--max-time", "15", "--seed", "1")
 
 
 @pytest.mark.slow

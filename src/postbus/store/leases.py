@@ -73,7 +73,21 @@ class Leases:
             suspects = self._find(claim, 1, solo=True)
             if suspects:
                 return self._take(suspects, claim, end, suspect=True), False
-        return self._take(found, claim, end, suspect=False), bool(suspects) or self._met_expired
+        return self._take(found, claim, end), bool(suspects) or self._met_expired
+
+    def claim_each(self, claims: Sequence[Claim]) -> list[tuple[list[Taken], bool]]:
+        """Claim for several workers that may all have the same, in their order; what they get is looked for once."""
+        first, *others = claims
+        if not others or self._catalog.subscription(first.subscription).paused or self._find(first, 1, solo=True):
+            return [self.claim(each) for each in claims]
+        found = iter(self._find(first, sum(each.limit for each in claims), solo=False))
+        if self._met_expired:
+            return [self.claim(each) for each in claims]
+        own = self._catalog.subscription(first.subscription).lease
+        return [
+            (self._take(list(islice(found, each.limit)), each, self._now + (own or each.lease) // _MICROS), False)
+            for each in claims
+        ]
 
     def _find(self, claim: Claim, limit: int, *, solo: bool) -> list[Candidate]:
         """Return up to `limit` claimable rows, highest priority first, ending the expired leases it meets."""
@@ -124,7 +138,7 @@ class Leases:
     def _present(self, routes: dict[int, None], after: int) -> Iterator[int]:
         return (row[0] for row in self._db.iterate("routes_with_due", (after, self._now)) if row[0] in routes)
 
-    def _take(self, rows: list[Candidate], claim: Claim, end: int, *, suspect: bool) -> list[Taken]:
+    def _take(self, rows: list[Candidate], claim: Claim, end: int, *, suspect: bool = False) -> list[Taken]:
         if not rows:
             return []
         first = self._draw(len(rows))

@@ -106,6 +106,14 @@ def kind(claim: Claim) -> Kind:
     return claim.subscription, claim.interests, claim.blocked
 
 
+def _alike(claims: Sequence[Claim]) -> Iterable[list[int]]:
+    """Return the places of claims that may all have the same."""
+    alike: dict[tuple[Kind, bool, RetryPolicy], list[int]] = {}
+    for place, each in enumerate(claims):
+        alike.setdefault((kind(each), each.alone, each.policy), []).append(place)
+    return alike.values()
+
+
 class SqlStore(Followed):
     """The verbs of a `Store`. Safe to use from many threads. What each promises stands in the contract."""
 
@@ -169,22 +177,15 @@ class SqlStore(Followed):
         """Lease what is due, to each in turn."""
 
     def _taken(self, session: Session, claims: Sequence[Claim]) -> list[Won]:
-        """Lease to each in turn; where one found nothing, the next of its kind need not look."""
-        nothing: dict[tuple[Kind, bool], Won] = {}
-        results: list[Won] = []
-        for each in claims:
-            key = kind(each), each.alone
-            won = nothing.get(key)
-            if won is None:
-                won = self._take(session, each)
-                if not won.taken:
-                    nothing[key] = won
-            results.append(won)
-        return results
-
-    def _take(self, session: Session, claim: Claim) -> Won:
-        taken, suspects = self._leases(session).claim(claim)
-        return Won(taken, suspects, None, session.catalog.subscription(claim.subscription).retry, session.now)
+        """Lease to each in turn."""
+        leases = self._leases(session)
+        taken: dict[int, tuple[list[Taken], bool]] = {}
+        for places in _alike(claims):
+            taken |= zip(places, leases.claim_each([claims[place] for place in places]), strict=True)
+        return [
+            Won(*taken[place], None, session.catalog.subscription(each.subscription).retry, session.now)
+            for place, each in enumerate(claims)
+        ]
 
     def _event_rows(self, ids: list[int]) -> dict[int, Row]:
         """Return the rows of events by id."""

@@ -82,7 +82,7 @@ class PostgresLeases(Leases):
             self._marks.looked(time.monotonic() - began)
         return rows
 
-    def _take(self, rows: list[Candidate], claim: Claim, end: int, *, suspect: bool) -> list[Taken]:
+    def _take(self, rows: list[Candidate], claim: Claim, end: int, *, suspect: bool = False) -> list[Taken]:
         if not rows:
             return []
         places = "{" + ",".join(f'"{row[5]}"' for row in rows) + "}"

@@ -32,7 +32,7 @@ from postbus.store.queries import load_migrations
 from postbus.store.reading import Reading
 from postbus.store.records import decoding, json_array, moment
 from postbus.store.session import Row, Session
-from postbus.store.sql import SqlStore, Won, kind
+from postbus.store.sql import Kind, SqlStore, Won, kind
 from postbus.store.staging import require_all, require_part
 from postbus.store.transaction import CallersTransaction
 
@@ -240,16 +240,23 @@ class PostgresStore(SqlStore):
         return PostgresLeases(session, self._marks)
 
     def _claim_all(self, claims: Sequence[Claim]) -> list[Won]:
-        return self._run(self._claimer, lambda session: self._taken(session, claims))
+        wanted = [replace(each, limit=min(each.limit, MAX_CLAIM)) for each in claims]
 
-    def _take(self, session: Session, claim: Claim) -> Won:
-        wanted = replace(claim, limit=min(claim.limit, MAX_CLAIM))
-        won = super()._take(session, wanted)
-        more = won.suspects or len(won.taken) == wanted.limit
-        if more or session.catalog.subscription(claim.subscription).paused:
-            return won._replace(more=more)
-        selection = session.catalog.select(*kind(claim))
-        return won._replace(more=False, next_due=moment(Reading(session).next_due(selection)))
+        def take(session: Session) -> list[Won]:
+            due: dict[Kind, datetime | None] = {}
+            results: list[Won] = []
+            for each, won in zip(wanted, self._taken(session, wanted), strict=True):
+                more = won.suspects or len(won.taken) == each.limit
+                if more or session.catalog.subscription(each.subscription).paused:
+                    results.append(won._replace(more=more))
+                    continue
+                key = kind(each)
+                if key not in due:
+                    due[key] = moment(Reading(session).next_due(session.catalog.select(*key)))
+                results.append(won._replace(more=False, next_due=due[key]))
+            return results
+
+        return self._run(self._claimer, take)
 
     def _event_rows(self, ids: list[int]) -> dict[int, Row]:
         """Read them as they are: an event never changes, so that no snapshot is needed."""
