@@ -16,11 +16,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from postbus.bus import EventBus
 from postbus.errors import PostbusError
-from postbus.http import looking, operating, pages, publishing, remote, wire, working
+from postbus.http import looking, operating, pages, publishing, quick, remote, wire, working
 from postbus.http.gate import Gate
 from postbus.http.metrics import Metrics
 from postbus.http.reading import Refused
-from postbus.http.routing import LEASE, POLICY, Desk
+from postbus.http.routing import LEASE, POLICY, Desk, failed, problem_reply, refused
 from postbus.http.schemas import components
 from postbus.observe import tell
 from postbus.retry import RetryPolicy
@@ -31,8 +31,6 @@ __all__ = ["create_app"]
 
 PARTS: Final = (publishing.routes, working.routes, looking.routes, operating.routes, remote.routes, pages.routes)
 ROUTES: Final = [each for part in PARTS for each in part.routes if isinstance(each, APIRoute)]
-PROBLEM_JSON: Final = "application/problem+json"
-RETRY_AFTER: Final = {"retry-after": "1"}
 CARRIED: Final = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
@@ -63,7 +61,7 @@ def create_app(
             yield
         bus.shutdown()
 
-    app = FastAPI(
+    app = App(
         title="postbus",
         version=version("postbus"),
         summary="A durable event bus and work queue.",
@@ -83,29 +81,36 @@ def create_app(
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
     app.add_middleware(Frame, metrics=app.state.metrics, local=local)
+    app.short_way = Frame(quick.serve, app.state.metrics, local=local)
     return app
+
+
+class App(FastAPI):
+    """FastAPI, but for the requests that come most."""
+
+    short_way: ASGIApp
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request."""
+        if scope["type"] == "http" and not scope.get("root_path") and quick.find(scope):
+            scope["app"] = self
+            await self.short_way(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
 
 
 def _of(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]]) -> Any:
     return lifespan
 
 
-def _problem(body: dict[str, Any], headers: Any = None) -> Response:
-    return Response(wire.as_json(body), body["status"], headers, PROBLEM_JSON)
-
-
 async def _refused(_: Request, error: Exception) -> Response:
     assert isinstance(error, Refused)  # noqa: S101  registered for it alone
-    return _problem(error.body, dict(error.headers))
+    return refused(error)
 
 
 async def _failed(_: Request, error: Exception) -> Response:
     assert isinstance(error, PostbusError)  # noqa: S101  registered for it alone
-    body = wire.problem_of(error)
-    unavailable = body["status"] == 503  # noqa: PLR2004
-    if unavailable:
-        tell(logging.WARNING, "http_unavailable", reason=str(error))
-    return _problem(body, RETRY_AFTER if unavailable else None)
+    return failed(error)
 
 
 async def _invalid(request: Request, error: Exception) -> Response:
@@ -115,7 +120,7 @@ async def _invalid(request: Request, error: Exception) -> Response:
         return await _http(request, HTTPException(405))
     wrong = [{"field": ".".join(map(str, each["loc"][1:])), "message": each["msg"]} for each in error.errors()]
     told = "; ".join(f"{each['field']}: {each['message']}" for each in wrong[:5])
-    return _problem(wire.problem("invalid-request", 422, told, errors=wrong))
+    return problem_reply(wire.problem("invalid-request", 422, told, errors=wrong))
 
 
 async def _http(request: Request, error: Exception) -> Response:
@@ -123,7 +128,7 @@ async def _http(request: Request, error: Exception) -> Response:
     if error.status_code == 405:  # noqa: PLR2004
         error.headers = {"allow": ", ".join(_methods(request.scope["path"]))}
     name = {404: "not-found", 405: "method-not-allowed"}.get(error.status_code, "invalid-request")
-    return _problem(wire.problem(name, error.status_code, wire.PROBLEMS[name].help), error.headers)
+    return problem_reply(wire.problem(name, error.status_code, wire.PROBLEMS[name].help), error.headers)
 
 
 def _methods(path: str) -> list[str]:
@@ -164,14 +169,14 @@ class Frame:
 
         try:
             if (why := self._why_not(scope)) is not None:
-                await _problem(why)(scope, receive, carrying)
+                await problem_reply(why)(scope, receive, carrying)
             else:
                 await self._app(scope, receive, carrying)
         except Exception as error:  # noqa: BLE001  told in the log; whoever asked learns only that it is our fault
             tell(logging.ERROR, "http_failed", error=error, path=scope["path"])
             if not answered:
                 body = wire.problem("internal", 500, wire.PROBLEMS["internal"].help)
-                await _problem(body)(scope, receive, carrying)
+                await problem_reply(body)(scope, receive, carrying)
 
     def _why_not(self, scope: Scope) -> dict[str, Any] | None:
         """Return why a request is not even looked at."""
@@ -191,6 +196,8 @@ def _address_wrong(scope: Scope) -> str | None:
     if len(scope["query_string"]) > LONGEST_QUERY:
         return f"a query has at most {LONGEST_QUERY:,} bytes"
     for part in (scope.get("raw_path") or b"", scope["query_string"]):
+        if b"%" not in part and part.isascii():
+            continue
         try:
             text = unquote_to_bytes(part).decode() if part.isascii() else None
         except UnicodeDecodeError:

@@ -1,6 +1,7 @@
 """The routes: each with its scope, asked of the store through the gate, answered in the shapes of the wire."""
 
-from collections.abc import Callable, Coroutine
+import logging
+from collections.abc import Callable, Coroutine, Mapping
 from datetime import timedelta
 from typing import Annotated, Any, Final
 from urllib.parse import urlencode
@@ -9,10 +10,12 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from pydantic import BaseModel
 
 from postbus.bus import EventBus
+from postbus.errors import PostbusError
 from postbus.http import wire
 from postbus.http.gate import Gate
 from postbus.http.reading import Refused
 from postbus.model import Page
+from postbus.observe import tell
 from postbus.pattern import Interest, check_pattern
 from postbus.payload import MAX_PAYLOAD
 from postbus.retry import RetryPolicy
@@ -25,6 +28,7 @@ MOST_EVENTS: Final = 500
 MOST_CLAIMED: Final = 100
 MAX_BATCH: Final = 8 * MAX_PAYLOAD
 LARGEST: Final = wire.LARGEST
+RETRY_AFTER: Final = {"retry-after": "1"}
 
 EventId = Annotated[int, Path(ge=1, le=LARGEST, description="The event's id.")]
 Subscription = Annotated[str, Query(min_length=1, max_length=255, description="Of which subscription to tell.")]
@@ -176,6 +180,25 @@ def reply(
 ) -> Response:
     """Return an answer."""
     return Response(wire.as_json(value), status, headers, kind)
+
+
+def problem_reply(body: dict[str, Any], headers: Mapping[str, str] | None = None) -> Response:
+    """Return an answer that tells of a problem."""
+    return Response(wire.as_json(body), body["status"], headers, "application/problem+json")
+
+
+def refused(error: Refused) -> Response:
+    """Return the answer to a request that is not taken."""
+    return problem_reply(error.body, error.headers)
+
+
+def failed(error: PostbusError) -> Response:
+    """Return the answer to a request that the bus could not, or would not, fulfil."""
+    body = wire.problem_of(error)
+    unavailable = body["status"] == 503  # noqa: PLR2004
+    if unavailable:
+        tell(logging.WARNING, "http_unavailable", reason=str(error))
+    return problem_reply(body, RETRY_AFTER if unavailable else None)
 
 
 def page_json(page: Page[Any]) -> dict[str, Any]:
