@@ -266,6 +266,7 @@ class EventBus:
         self._handlers.add(made)
         if self._worker is not None:
             self.store.register_handlers([self._record(made)])
+            self._worker.start()
             self._worker.wake()
         return made.id
 
@@ -382,7 +383,8 @@ class EventBus:
             upkeep = Upkeep(self.store, self.settings.retry, self._owner, self.settings.poll_interval, self._records)
             self._upkeep = Loop("upkeep", upkeep.turn)
             self.store.register_handlers(self._records())
-            self._worker.start()
+            if self._handlers.all():  # else there is nothing to look for
+                self._worker.start()
             self._upkeep.start()
             self._loop = loop
             for follower in self._followers.values():

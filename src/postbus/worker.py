@@ -58,6 +58,7 @@ class Worker:
         self.changed = Signal()
         self._turns = 0
         self._told_worn_out = False
+        self._started = False
         self._returned: dict[tuple[int, str], int] = {}
         self._beat_every = settings.lease / 3
         self._watch = store.watch()
@@ -83,9 +84,11 @@ class Worker:
         return len(self._threads.hung) + left_behind >= self._settings.concurrency
 
     def start(self) -> None:
-        """Begin to work."""
-        for loop in self._loops:
-            loop.start()
+        """Begin to work; a second call does nothing."""
+        if not self._started:
+            self._started = True
+            for loop in self._loops:
+                loop.start()
 
     def stop(self, timeout: float) -> bool:
         """Claim no more, hand back what has not begun, let the rest finish; return whether all of it did.

@@ -6,6 +6,7 @@ one reports); a few more read.
 
 import asyncio
 import math
+import threading
 from collections import defaultdict, deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
+from queue import SimpleQueue
 from typing import Any, Final, Generic, ParamSpec, TypeVar
 
 from postbus.errors import InvalidRequest, LeaseLost, NotFound
@@ -38,7 +40,11 @@ class Lane(Generic[A, R]):
     def __init__(self, name: str, run: Callable[[list[A]], Sequence[R | Exception]]) -> None:
         """Bring what is asked to `run`, which answers each in order, with an error if it is to be raised."""
         self._run = run
-        self._thread = ThreadPoolExecutor(1, name)
+        self._given: SimpleQueue[tuple[asyncio.AbstractEventLoop, list[tuple[A, asyncio.Future[R]]]] | None] = (
+            SimpleQueue()
+        )
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
         self._waiting: deque[tuple[A, asyncio.Future[R]]] = deque()
         self._busy = False
 
@@ -56,11 +62,13 @@ class Lane(Generic[A, R]):
         batch = [self._waiting.popleft() for _ in range(min(MOST, len(self._waiting)))]
         self._busy = bool(batch)
         if batch:
-            self._thread.submit(self._work, loop, batch)
+            self._given.put((loop, batch))
 
-    def _work(self, loop: asyncio.AbstractEventLoop, batch: list[tuple[A, asyncio.Future[R]]]) -> None:
-        answers = self._answers([item for item, _ in batch])
-        loop.call_soon_threadsafe(self._finish, loop, batch, answers)
+    def _work(self) -> None:
+        while (given := self._given.get()) is not None:
+            loop, batch = given
+            answers = self._answers([item for item, _ in batch])
+            loop.call_soon_threadsafe(self._finish, loop, batch, answers)
 
     def _answers(self, items: list[A]) -> Sequence[R | Exception]:
         """Return an answer for each; one that is wrong in itself must not harm its neighbours, so each is asked alone.
@@ -93,7 +101,8 @@ class Lane(Generic[A, R]):
 
     def close(self) -> None:
         """Take no more."""
-        self._thread.shutdown()
+        self._given.put(None)
+        self._thread.join()
 
 
 class Waiting:
@@ -103,6 +112,8 @@ class Waiting:
         """Wait until that moment of the loop's clock."""
         self.claim = claim
         self.until = until
+        self.looked = False
+        """Whether the store was asked at least once."""
         self.future: asyncio.Future[Claimed] = asyncio.get_running_loop().create_future()
 
 
@@ -131,7 +142,9 @@ class Gate:
         watch = self.store.watch()
 
         def turn() -> float:
-            loop.call_soon_threadsafe(self._ring)
+            self.rings += 1
+            if self._rooms or self._rung is not None:  # else nobody waits to be told
+                loop.call_soon_threadsafe(self._ring)
             return LOOK_EVERY
 
         waking = Loop("http", turn, watch)
@@ -152,6 +165,7 @@ class Gate:
     def drain(self) -> None:
         """Let nobody wait any longer: the server is about to end."""
         self._draining = True
+        self.rings += 1
         self._ring()
         for room in self._rooms.values():
             for each in room:
@@ -211,7 +225,7 @@ class Gate:
 
     @staticmethod
     def _give_up(waiting: Waiting) -> None:
-        if not waiting.future.done():
+        if waiting.looked and not waiting.future.done():
             waiting.future.set_result(Claimed())
 
     def _stir(self, keys: set[Any]) -> None:
@@ -250,6 +264,7 @@ class Gate:
         now = asyncio.get_running_loop().time()
         soonest = math.inf
         for (_, waiting), answer in zip(asked, answers, strict=True):
+            waiting.looked = True
             if isinstance(answer, Exception):
                 if not waiting.future.done():
                     waiting.future.set_exception(answer)
@@ -275,7 +290,6 @@ class Gate:
     # ── being woken ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def _ring(self) -> None:
-        self.rings += 1
         rung, self._rung = self._rung, None
         if rung is not None and not rung.done():
             rung.set_result(None)
@@ -283,8 +297,7 @@ class Gate:
 
     async def rung(self, since: int, timeout: float) -> None:  # noqa: ASYNC109  an end to waiting, not an error
         """Return when there were more `rings` than `since`, or after `timeout` seconds."""
-        if self.rings > since:
-            return
         if self._rung is None:
             self._rung = asyncio.get_running_loop().create_future()
-        await asyncio.wait({self._rung}, timeout=timeout)
+        if self.rings <= since:  # looked at last: from now on a ring finds the one who waits
+            await asyncio.wait({self._rung}, timeout=timeout)
