@@ -13,6 +13,7 @@ from tests.kinds import KINDS
 from tests.postgres.server import stop_server
 
 LONGEST = 10.0
+SPARK = "tests/spark/"
 
 settings.register_profile("here", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", parent=settings.get_profile("here"), derandomize=True)
@@ -25,8 +26,14 @@ def pytest_unconfigure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files that take longest: else one process is still at them when the others have nothing left."""
-    items.sort(key=lambda item: "tests/spark/" not in item.nodeid)
+    """Have one process of the run take Spark's tests, first of all, and the others share the rest, file by file.
+
+    Two Sparks at once take longer than one after the other, and begun last they would be waited for.
+    """
+    items.sort(key=lambda item: not item.nodeid.startswith(SPARK))
+    for item in items:
+        group = SPARK if item.nodeid.startswith(SPARK) else item.nodeid.partition("::")[0]
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(autouse=True)

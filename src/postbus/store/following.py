@@ -18,7 +18,7 @@ from postbus.pattern import Interest
 from postbus.store.burials import Burials
 from postbus.store.contract import Ahead, Burial, Lead, Rewound, Step
 from postbus.store.positions import Positions
-from postbus.store.records import encode_errors, followed_events
+from postbus.store.records import encode_errors, followed_events, undisturbed
 from postbus.store.session import Database, Row, Session
 
 __all__ = ["Followed", "Following", "deposed"]
@@ -273,9 +273,11 @@ class Followed(ABC):
 
     def read_on(self, after: int, limit: int, interests: tuple[Interest, ...]) -> Ahead:
         with self._glance() as db:
+            # Looked up every time: after a crash of the server, ids below a head of before may be given out anew.
             head = db.value("head_events")
             rows = db.run("events_on", (after, head, limit))
-        events, damaged = followed_events(rows, _wanting(interests))
+        with undisturbed():
+            events, damaged = followed_events(rows, _wanting(interests))
         return Ahead(events, damaged, rows[-1][0] if rows else after, more=len(rows) == limit)
 
     def standing(self, name: str) -> list[tuple[int, str | None, State]]:

@@ -1,5 +1,6 @@
 """Rows to values and back: the one place that knows the order of columns."""
 
+import gc
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import fields
@@ -33,6 +34,7 @@ __all__ = [
     "quick_delivery",
     "row_from_draft",
     "split_tags",
+    "undisturbed",
 ]
 
 
@@ -168,6 +170,18 @@ def claimed_event(row: Row, retry_count: int, now: datetime) -> Event:
         None,
         now,
     )
+
+
+@contextmanager
+def undisturbed() -> Generator[None]:
+    """Put off the search for garbage: thousands of values are about to be made, and none of them is any."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def followed_events(
