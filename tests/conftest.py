@@ -13,7 +13,6 @@ from tests.kinds import KINDS
 from tests.postgres.server import stop_server
 
 LONGEST = 10.0
-SPARK = "tests/spark/"
 
 settings.register_profile("here", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", parent=settings.get_profile("here"), derandomize=True)
@@ -23,17 +22,6 @@ settings.load_profile("ci" if os.environ.get("CI") else "here")
 def pytest_unconfigure() -> None:
     """Stop the PostgreSQL server of this process, if a test has asked for one."""
     stop_server()
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Have one process of the run take Spark's tests, first of all, and the others share the rest, file by file.
-
-    Two Sparks at once take longer than one after the other, and begun last they would be waited for.
-    """
-    items.sort(key=lambda item: not item.nodeid.startswith(SPARK))
-    for item in items:
-        group = SPARK if item.nodeid.startswith(SPARK) else item.nodeid.partition("::")[0]
-        item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(autouse=True)

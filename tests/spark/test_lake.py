@@ -16,7 +16,7 @@ from postbus.model import Stream
 from postbus.spark import Lake
 from postbus.spark.lake import Progress, ingest
 from postbus.spark.manifest import Manifest
-from tests.kinds import on_sqlite
+from tests.kinds import mostly_on_sqlite, on_sqlite
 
 TOMORROW = "2999-01-01"
 NO_GRACE = timedelta(0)
@@ -244,6 +244,7 @@ def test_what_was_damaged_is_not_taken_for_the_lake(spark: SparkSession, bus: Ev
         manifest.entries()
 
 
+@mostly_on_sqlite
 def test_what_is_erased_is_gone_from_store_and_lake(spark: SparkSession, bus: EventBus, url: str, tmp_path: Path):
     """Its content, in files too, and what errors quoted of it; the others are untouched (P.3, P.5)."""
     lake = Lake(tmp_path / "lake")

@@ -22,9 +22,7 @@ from postbus.spark.replay import (
     replay_into_bus,
     replay_into_subscription,
 )
-from tests.kinds import on_sqlite
-
-mostly_on_sqlite = pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgres", marks=pytest.mark.slow)])
+from tests.kinds import mostly_on_sqlite, on_sqlite
 
 
 def shop(bus: EventBus) -> list[int]:
