@@ -5,6 +5,7 @@ one reports); a few more read.
 """
 
 import asyncio
+import logging
 import math
 import threading
 from collections import defaultdict, deque
@@ -17,9 +18,10 @@ from itertools import islice
 from queue import SimpleQueue
 from typing import Any, Final, Generic, ParamSpec, TypeVar
 
-from postbus.errors import InvalidRequest, LeaseLost, NotFound
+from postbus.errors import InvalidRequest, LeaseLost, NotFound, PostbusError
 from postbus.loop import Loop
 from postbus.model import Delivery, Event
+from postbus.observe import tell
 from postbus.payload import Draft
 from postbus.store.contract import Claim, Claimed, Report, Reported, Store
 
@@ -282,7 +284,13 @@ class Gate:
     def _give_back(self, claim: Claim, deliveries: Sequence[Delivery]) -> None:
         """Hand back what nobody is there any more to take."""
         if deliveries:
-            self._claiming.submit(self.store.release, [each.lease for each in deliveries], claim.worker_id)
+            self._claiming.submit(self._release, claim, deliveries)
+
+    def _release(self, claim: Claim, deliveries: Sequence[Delivery]) -> None:
+        try:
+            self.store.release([each.lease for each in deliveries], claim.worker_id)
+        except PostbusError as error:  # then they come again after their lease
+            tell(logging.WARNING, "http_not_given_back", worker_id=claim.worker_id, reason=str(error))
 
     def _stir_all(self) -> None:
         self._stir(set(self._rooms))

@@ -21,6 +21,45 @@ from postbus.payload import MAX_PAYLOAD
 from postbus.retry import RetryPolicy
 from postbus.tokens import Scope, Tokens
 
+__all__ = [
+    "GUARDED",
+    "LARGEST",
+    "LEASE",
+    "LONGEST_WAIT",
+    "MAX_BATCH",
+    "MOST_CLAIMED",
+    "MOST_EVENTS",
+    "OBJECT",
+    "POLICY",
+    "PROBLEM",
+    "RETRY_AFTER",
+    "Cursor",
+    "Desk",
+    "Endpoint",
+    "EventId",
+    "Limit",
+    "Offset",
+    "Routes",
+    "Subscription",
+    "SubscriptionPath",
+    "Tags",
+    "Types",
+    "answer",
+    "authorise",
+    "desk",
+    "failed",
+    "interests_of",
+    "json_body",
+    "links",
+    "named",
+    "needing",
+    "page_json",
+    "problem_reply",
+    "ref",
+    "refused",
+    "reply",
+]
+
 POLICY: Final = RetryPolicy(max_retries=3, base_delay=300, max_delay=300, multiplier=1)
 LEASE: Final = 300.0
 LONGEST_WAIT: Final = 60.0
