@@ -19,7 +19,7 @@ from postbus.store.records import Held, decode_errors, encode_errors, json_array
 from postbus.store.routes import Selection
 from postbus.store.session import Row, Session
 
-__all__ = ["Leases", "Taken"]
+__all__ = ["Leases", "Taken", "ending"]
 
 EXACT_ROUTES: Final = 64
 ROTATING_ROUTES: Final = 32
@@ -204,7 +204,7 @@ class Leases:
         return [each.lease for each in held]
 
     def _end_row(self, told: Settlement, row: Held, errors: str | None) -> Row:
-        action, status, error = _told(told)
+        action, status, error = ending(told)
         route = self._catalog.route(row.route)
         return (
             row.event_id,
@@ -271,7 +271,7 @@ class Leases:
 
     def _repeated(self, told: Settlement) -> Settled:
         recorded = self._db.run("recorded", tuple(told.lease))
-        return Settled.REPEATED if _told(told)[:2] in recorded else Settled.LOST
+        return Settled.REPEATED if ending(told)[:2] in recorded else Settled.LOST
 
     def _row(self, event_id: int, subscription: str) -> Held:
         return Held._make(self._db.run("delivery", (event_id, subscription))[0])
@@ -437,7 +437,7 @@ class Leases:
 _NOTHING: Final = (None, None, None, None)
 
 
-def _told(told: Settlement) -> tuple[str, str, AttemptError | None]:
+def ending(told: Settlement) -> tuple[str, str, AttemptError | None]:
     """Return the action, the status and the error that an ending settlement writes into the audit log."""
     match told.outcome:
         case Done():

@@ -9,7 +9,7 @@ from postbus.errors import LeaseLost, NotFound
 from postbus.model import Action, Dead, Done, DoneWithErrors, Lease, LogEntry, Outcome, Retry, State, Status
 from postbus.retry import RetryPolicy
 from postbus.store.contract import Report, Reported, Settlement
-from postbus.store.leases import Leases
+from postbus.store.leases import Leases, ending
 from postbus.store.records import Held, log_from_row
 from postbus.store.session import Session
 
@@ -55,8 +55,9 @@ class Reports:
                 answers.append(self._recall(each, lease))
                 continue
             outcome, policy = self._outcome(each, row)
-            settlements.append(Settlement(lease, outcome, each.worker_id, each.status_code, each.execution_time_ms))
-            answers.append(self._told(each, row, outcome, policy))
+            told = Settlement(lease, outcome, each.worker_id, each.status_code, each.execution_time_ms)
+            settlements.append(told)
+            answers.append(self._reported(told, row, policy))
         self._leases.settle(settlements)
         return answers
 
@@ -92,35 +93,26 @@ class Reports:
         delay = policy.delay(row.attempt + 1, self._chance) if report.delay is None else report.delay
         return Retry(delay, error), policy
 
-    def _told(self, report: Report, row: Held, outcome: Outcome, policy: RetryPolicy) -> Reported:
-        match outcome:
-            case Retry():
-                action, status = Action.FAILED, Status.PENDING
-            case Dead():
-                action, status = Action.FAILED, Status.FAILED
-            case DoneWithErrors():
-                action, status = Action.COMPLETED_WITH_ERRORS, Status.COMPLETED_WITH_ERRORS
-            case Done():
-                action, status = Action.COMPLETED, Status.COMPLETED
-        error = report.errors[0] if report.errors else None
+    def _reported(self, told: Settlement, row: Held, policy: RetryPolicy) -> Reported:
+        action, status, error = ending(told)
         now = from_micros(self._now)
         entry = LogEntry(
             0,
-            report.event_id,
-            report.subscription,
-            action,
+            row.event_id,
+            row.subscription,
+            Action(action),
             now,
-            status,
+            Status(status),
             row.attempt,
             row.epoch,
-            report.worker_id,
-            report.status_code,
+            told.worker_id,
+            told.status_code,
             error.type if error else None,
             error.message if error else None,
-            report.execution_time_ms,
+            told.execution_time_ms,
         )
-        failed = row.retry_count + (report.failed and row.state == State.LEASED)
-        due = now + outcome.after if isinstance(outcome, Retry) else None
+        failed = row.retry_count + (isinstance(told.outcome, Retry | Dead) and row.state == State.LEASED)
+        due = now + told.outcome.after if isinstance(told.outcome, Retry) else None
         return Reported(entry, failed, policy.max_retries, due)
 
     def _recall(self, report: Report, lease: Lease | None) -> Reported | LeaseLost | NotFound:
