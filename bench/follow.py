@@ -62,9 +62,7 @@ FULL, NORMAL = 2, 1
 
 def fill(count: int) -> dict[str, float]:
     """Publish events that only the follower will see."""
-    bus = EventBus(URL)
-    if any(each.name == "default" for each in bus.subscriptions.list()):
-        bus.subscriptions.delete("default")
+    bus = _bus()
     for batch in load.batches(count, CHUNK):
         bus.publish_many(batch)
     bus.shutdown()
@@ -123,7 +121,7 @@ def grow(count: int) -> dict[str, float]:
 
 def live(count: int) -> dict[str, float]:
     """Return quantiles of the time from the call of `publish`, in another process, to the handler's first line."""
-    bus = EventBus(URL)
+    bus = _bus()
     lapse = _Lapse(count)
 
     @bus.follow(NAME)
@@ -141,6 +139,14 @@ def publish(count: int) -> dict[str, float]:
         bus.publish(load.TYPE, payload())
     bus.shutdown()
     return {}
+
+
+def _bus() -> EventBus:
+    """Return a bus without a queue: events are for followers alone, as the peer's are."""
+    bus = EventBus(URL)
+    if any(each.name == "default" for each in bus.subscriptions.list()):
+        bus.subscriptions.delete("default")
+    return bus
 
 
 def _follow(bus: EventBus, tally: "_Tally") -> float:

@@ -72,7 +72,7 @@ class Follower:
         self._lead: Lead | None = None
         self._held: ExitStack | None = None
         self._check_held: Any = None
-        self._position = self._saved = 0
+        self._position = self._saved = self._newest = 0
         self._unsaved = self._suspects = self._crashes = 0
         self._unsaved_since = self._took = 0.0
         self._interrupt = threading.Event()
@@ -316,6 +316,7 @@ class Follower:
             return self._poll
         ahead = self._store.read_on(self._position, self._limit, self._interests)
         probe("read")
+        self._newest = 0 if ahead.more else ahead.reached
         if ahead.events:
             self._handle_all(lead, ahead)
         self._done(ahead.reached, 0)
@@ -510,7 +511,8 @@ class Follower:
             self._move(lead, self._position)
 
     def _move(self, lead: Lead, position: int, *, buried: Sequence[Burial] = (), parked: Sequence[Event] = ()) -> None:
-        self._store.move(Step(self._name, lead.epoch, position, self._worker_id, buried, parked))
+        caught_up = position == self._newest
+        self._store.move(Step(self._name, lead.epoch, position, self._worker_id, buried, parked, caught_up))
         self._saved_at(position)
 
     def _saved_at(self, position: int) -> None:

@@ -202,6 +202,8 @@ class Step(NamedTuple):
     worker_id: str
     buried: Sequence[Burial] = ()
     parked: Sequence[Event] = ()
+    caught_up: bool = False
+    """Whether there was nothing more to read: then there is time to wait for the disk."""
 
     @property
     def leaves(self) -> bool:
@@ -525,7 +527,7 @@ class Store(Protocol):
 
         Raises LeaseLost, and changes nothing, if the epoch has passed (I8). A move that leaves nothing behind is seen
         by all at once, and survives any crash but that of the machine or server, after which the last of them may be
-        undone: events are then handled again, never passed over.
+        undone: events are then handled again, never passed over. PostgreSQL keeps one that caught up in any case.
         """
         ...
 
