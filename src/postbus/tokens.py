@@ -73,14 +73,24 @@ class Tokens:
 
     def scopes(self, secret: str) -> tuple[str, ...] | None:
         """Return what a token allows; None: it is not known, or not good any more."""
+        token = self.find(secret)
+        return None if token is None else token.scopes
+
+    def find(self, secret: str) -> Token | None:
+        """Return the token that a secret belongs to; None: it is not known, or not good any more."""
         prefix, _, rest = secret.partition("_")
         identity, _, key = rest.partition("_")
         token = self._known.get(identity)
         digest = token.digest if token is not None else "0" * 64
         same = hmac.compare_digest(_digest(key), digest)
-        if token is None or not same or prefix != PREFIX or self._now is None:
+        return self.good(identity) if same and prefix == PREFIX else None
+
+    def good(self, identity: str) -> Token | None:
+        """Return a token by its id; None: it is not known, or not good any more."""
+        token = self._known.get(identity)
+        if token is None or self._now is None:
             return None
-        return token.scopes if token.is_good(self._now + timedelta(seconds=time.monotonic() - self._looked)) else None
+        return token if token.is_good(self._now + timedelta(seconds=time.monotonic() - self._looked)) else None
 
     @staticmethod
     def allows(scopes: tuple[str, ...], wanted: Scope) -> bool:

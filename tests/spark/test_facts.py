@@ -9,6 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as fn
 
+from postbus.fingerprint import fingerprint
 from postbus.spark import facts
 from tests.spark.history import Frames, Rows, frames, live, read
 
@@ -98,6 +99,7 @@ def test_messages_of_the_same_error_have_the_same_fingerprint(spark: SparkSessio
     table = spark.createDataFrame([(message, "alpha:1") for message in cases], "message STRING, worker STRING")
     folded = table.select("message", facts.fingerprint(fn.col("message"), fn.col("worker")).alias("folded"))
     assert {row["message"]: row["folded"] for row in folded.collect()} == cases
+    assert {message: fingerprint(message, "alpha:1") for message in cases} == cases
 
 
 def test_windows_merge_into_what_the_whole_would_have_been(spark: SparkSession):

@@ -1,6 +1,7 @@
 """`postbus serve`: the HTTP queue."""
 
-from typing import Annotated, Final
+from pathlib import Path
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -9,6 +10,7 @@ from postbus.cli.console import say
 from postbus.cli.logs import log_to_stderr
 from postbus.cli.options import Url, parse_seconds
 from postbus.errors import InvalidRequest
+from postbus.model import Stream
 from postbus.retry import RetryPolicy
 
 __all__ = ["EXAMPLES", "serve"]
@@ -39,9 +41,15 @@ def serve(
     max_retries: Annotated[
         int, typer.Option(min=0, max=1_000_000, envvar="POSTBUS_MAX_RETRIES", help="How often to try again.")
     ] = 3,
+    lake: Annotated[
+        str | None, typer.Option(metavar="DIR", envvar="POSTBUS_LAKE", help="The lake that the dashboard tells of.")
+    ] = None,
+    mask_payloads: Annotated[
+        bool, typer.Option("--mask-payloads", envvar="POSTBUS_MASK_PAYLOADS", help="The dashboard shows no payloads.")
+    ] = False,
     url: Url = None,
 ) -> None:
-    """Serve the bus over HTTP until SIGTERM or Ctrl-C: any language publishes, works and follows.
+    """Serve the bus over HTTP until SIGTERM or Ctrl-C: any language publishes, works and follows. With a dashboard.
 
     On loopback whoever can reach it may use it. Anywhere else every request needs a token: see `postbus token`.
     Lease and retries hold where a subscription has none of its own.
@@ -61,7 +69,36 @@ def serve(
             require_token=require_token,
             policy=policy,
             lease=lease,
-            ready=lambda where: say(f"serving {bus.store.url} at {where} (docs: {where}/docs)"),
+            ready=lambda where: say(f"serving {bus.store.url} at {where} ({where}/dashboard, {where}/docs)"),
+            mask=mask_payloads,
+            **({} if lake is None else _of_lake(lake)),
         )
     finally:
         bus.shutdown()
+
+
+def _of_lake(lake: str) -> dict[str, Any]:
+    """Return what tells the dashboard of a lake."""
+    try:
+        from postbus.dashboard import Coverage  # noqa: PLC0415  an extra
+        from postbus.spark.manifest import Manifest  # noqa: PLC0415  an extra
+    except ImportError as error:
+        raise InvalidRequest(f"a lake needs more packages: pip install 'postbus[spark]' ({error})") from None
+
+    def coverage() -> list[Coverage]:
+        told = [(stream, Manifest(lake, stream).entries()) for stream in Stream]
+        return [
+            Coverage(
+                stream,
+                each[0].after,
+                each[-1].through,
+                sum(part.rows for part in each),
+                len(each),
+                sum(part.bytes for part in each),
+                max(part.written_at for part in each),
+            )
+            for stream, each in told
+            if each
+        ]
+
+    return {"lake": coverage, "report": Path(lake) / "report.html"}

@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from postbus.bus import EventBus
+from postbus.dashboard import Board, create_dashboard
 from postbus.errors import PostbusError
 from postbus.http import looking, operating, pages, publishing, quick, remote, wire, working
 from postbus.http.gate import Gate
@@ -33,7 +34,7 @@ PARTS: Final = (publishing.routes, working.routes, looking.routes, operating.rou
 ROUTES: Final = [each for part in PARTS for each in part.routes if isinstance(each, APIRoute)]
 CARRIED: Final = (
     (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"),
+    (b"referrer-policy", b"same-origin"),  # without any, a browser hides where a form of ours comes from
     (b"content-security-policy", b"default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"),
 )
 LONGEST_QUERY: Final = 16_384
@@ -41,12 +42,19 @@ LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "[::1]", "::1"})
 
 
 def create_app(
-    bus: EventBus, *, auth: bool = True, policy: RetryPolicy = POLICY, lease: float = LEASE, local: bool = False
+    bus: EventBus,
+    *,
+    auth: bool = True,
+    policy: RetryPolicy = POLICY,
+    lease: float = LEASE,
+    local: bool = False,
+    **dashboard: Any,
 ) -> FastAPI:
     """Return the HTTP API of a bus, to be served, or mounted in an application of your own.
 
     With `auth` (the default) every request needs a token; `local` refuses requests that were not addressed to this
     host, which keeps web pages from reaching a server that asks for none. The app starts the bus, and shuts it down.
+    What is said beside that (`mask`, …) is for the dashboard: see `Board`.
     Raises InvalidRequest for a bus that is behind a server itself.
     """
     if bus.store.remote:
@@ -75,6 +83,8 @@ def create_app(
     app.state.metrics = Metrics(bus.stats)
     for part in PARTS:
         app.include_router(part)
+    board = Board(bus, gate.read, gate.rung, lambda: gate.rings, lambda: gate.draining, tokens, **dashboard)
+    app.mount("/dashboard", create_dashboard(board), "dashboard")
     app.openapi = _openapi(app)
     app.add_exception_handler(Refused, _refused)
     app.add_exception_handler(PostbusError, _failed)
@@ -163,7 +173,8 @@ class Frame:
             nonlocal answered
             if message["type"] == "http.response.start":
                 answered = True
-                message["headers"] = [*message["headers"], *CARRIED]
+                said = {name for name, _ in message["headers"]}
+                message["headers"] = [*message["headers"], *(each for each in CARRIED if each[0] not in said)]
                 self._metrics.count(scope, message["status"])
             await send(message)
 

@@ -48,6 +48,7 @@ def serve(
     policy: RetryPolicy,
     lease: float,
     ready: Callable[[str], None],
+    **dashboard: Any,
 ) -> None:
     """Serve a bus until SIGINT or SIGTERM; raise InvalidRequest where nobody could be let in, or everybody would be."""
     local = is_loopback(host)
@@ -60,7 +61,7 @@ def serve(
                 f"nobody could use a server at {host}, for there is no token: make one with "
                 "`postbus token create NAME --scope publish`, or serve on 127.0.0.1"
             )
-    app = create_app(bus, auth=auth, policy=policy, lease=lease, local=not auth)
+    app = create_app(bus, auth=auth, policy=policy, lease=lease, local=not auth, **dashboard)
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     config = uvicorn.Config(
         app,

@@ -22,6 +22,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as fn
 
 from postbus.clock import to_micros
+from postbus.fingerprint import FOLDS, LONGEST_MESSAGE
 
 __all__ = [
     "COUNTS",
@@ -46,20 +47,7 @@ RANKS: Final = (0.5, 0.95, 0.99)
 SKETCH: Final = 800
 """The size of a KLL sketch: exact up to about as many values, then within 0.4 % of the rank, whatever is merged."""
 SAMPLES: Final = 5
-LONGEST_MESSAGE: Final = 1_000
 LAST: Final = (1 << 63) - 1
-
-_FOLDS: Final = (
-    (r"""(?<!\w)'[^'\n]*+'(?!\w)|"[^"\n]*+"|`[^`\n]*+`""", "<text>"),
-    (r"(?i)\b[0-9a-f]{8}-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12}\b", "<uuid>"),
-    (r"\b[A-Za-z][\w+.-]*+://[^\s<>]++", "<url>"),
-    (r"[\w.+-]++@[\w-]++(?:\.[\w-]++)++", "<email>"),
-    (r"\b\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d\d:?\d\d)?)?", "<time>"),
-    (r"(?<![\w/<])(?:~|\.{1,2})?(?:/[\w.@%+=-]++){2,}+/?|\b[A-Za-z]:\\[^\s:]++", "<path>"),
-    (r"(?i)\b0x[0-9a-f]++|\b(?=[0-9a-f]*[a-f])(?=[0-9a-f]*\d)[0-9a-f]{8,}+\b", "<hex>"),
-    (r"(?:(?<![\w>])[-+])?\d++(?:[.,:]\d++)*+", "<n>"),
-    (r"\s++", " "),
-)
 
 
 def at(moment: datetime) -> Column:
@@ -198,7 +186,7 @@ def fingerprint(message: Column, worker: Column | None = None) -> Column:
     text = fn.left(message, fn.lit(LONGEST_MESSAGE))
     if worker is not None:
         text = fn.when(fn.length(worker) > 0, fn.replace(text, worker, fn.lit("<worker>"))).otherwise(text)
-    for pattern, folded in _FOLDS:
+    for pattern, folded in FOLDS:
         text = fn.regexp_replace(text, pattern, folded)
     return fn.trim(text)
 

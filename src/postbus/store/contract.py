@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Protocol
 from postbus.breaker import BreakerState
 from postbus.errors import LeaseLost, NotFound
 from postbus.model import (
+    Action,
     AttemptError,
     Checkpoint,
     Dead,
@@ -48,12 +49,14 @@ from postbus.payload import Draft
 from postbus.retry import RetryPolicy
 
 __all__ = [
+    "Activity",
     "Ahead",
     "Burial",
     "Claim",
     "Claimed",
     "DeadFilter",
     "Failure",
+    "Fault",
     "Finding",
     "Lead",
     "Report",
@@ -241,6 +244,25 @@ class DeadFilter:
     type: str | None = None
     before: datetime | None = None
     by: str = "created_at"
+
+
+class Activity(NamedTuple):
+    """How often something happened in a slot of time. An event that was published has no action and no status."""
+
+    start: datetime
+    action: Action | None
+    status: Status | None
+    times: int
+
+
+class Fault(NamedTuple):
+    """What a dead letter died of; its error is None where an operator made an end of it."""
+
+    event_id: int
+    subscription: str
+    type: str
+    died_at: datetime
+    error: AttemptError | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -442,12 +464,21 @@ class Store(Protocol):
         limit: int,
         offset: int,
         after: int | str | None,
+        within: timedelta | None = None,
     ) -> Page[Event]:
-        """Return events newest first; `after` is the last id already seen. Without `status`: the whole log."""
+        """Return events newest first; `after` is the last id already seen. Without `status`: the whole log.
+
+        `within` bounds the search: then nothing is counted, and a page may hold less than there is; its `next` says how
+        far it was looked.
+        """
         ...
 
     def dead_letters(self, which: DeadFilter, *, limit: int, offset: int, after: int | str | None) -> Page[DeadLetter]:
         """Return dead letters, the newest event first."""
+        ...
+
+    def faults(self, limit: int) -> Sequence[Fault]:
+        """Return of the newest dead letters what they died of, up to `limit` of each subscription."""
         ...
 
     def retry_dead(self, which: DeadFilter, actor: str, progress: Callable[[int], None] | None = None) -> int:
@@ -460,6 +491,10 @@ class Store(Protocol):
 
     def span(self, stream: Stream) -> Span:
         """Return what of a stream can be read now, such that nothing below its head will appear later (I5)."""
+        ...
+
+    def activity(self, stream: Stream, after: int, through: int, every: timedelta) -> Sequence[Activity]:
+        """Count what happened, by kind, in slots of `every`: of the rows with `after < id <= through`."""
         ...
 
     def ahead(self, stream: Stream, after: int, count: int) -> int:

@@ -6,7 +6,8 @@ from typing import Final, NamedTuple
 
 from postbus.clock import from_micros
 from postbus.errors import Conflict, InvalidRequest
-from postbus.model import Checkpoint, Mode, Span, Stream
+from postbus.model import Action, Checkpoint, Mode, Span, Status, Stream
+from postbus.store.contract import Activity
 from postbus.store.session import Row, Session, bump
 
 __all__ = ["Positions"]
@@ -24,14 +25,15 @@ class _Names(NamedTuple):
     ahead: str
     when: str
     since: str
+    activity: str
 
 
 NAMES: Final = {
     Stream.EVENTS: _Names(
-        "pruned_through", "head_events", "last_events", "ahead_events", "when_events", "since_events"
+        "pruned_through", "head_events", "last_events", "ahead_events", "when_events", "since_events", "activity_events"
     ),
     Stream.AUDIT: _Names(
-        "audit_pruned_through", "head_audit", "last_audit", "ahead_audit", "when_audit", "since_audit"
+        "audit_pruned_through", "head_audit", "last_audit", "ahead_audit", "when_audit", "since_audit", "activity_audit"
     ),
 }
 
@@ -54,6 +56,15 @@ class Positions:
         """Return the id of the `count`-th row after a position, or of the last there is."""
         head = self._db.value(NAMES[stream].head)
         return self._db.value(NAMES[stream].ahead, (after, head, count)) or after
+
+    def activity(self, stream: Stream, after: int, through: int, every: timedelta) -> list[Activity]:
+        """Count what happened, by kind, in slots of time."""
+        slot = every // timedelta(microseconds=1)
+        rows = self._db.run(NAMES[stream].activity, (after, through, slot))
+        return [
+            Activity(from_micros(number * slot), action and Action(action), status and Status(status), count)
+            for number, action, status, count in rows
+        ]
 
     def before(self, stream: Stream, moment: int) -> int:
         """Return a position behind which all rows of a moment and later lie: found by halving, times rise with ids."""

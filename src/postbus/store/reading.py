@@ -1,5 +1,6 @@
 """Reading what is stored: single events, lists, dead letters, figures. Nothing here changes anything."""
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -24,7 +25,7 @@ from postbus.model import (
 from postbus.pattern import matches
 from postbus.payload import Draft
 from postbus.store.catalog import Catalog
-from postbus.store.contract import DeadFilter, Work
+from postbus.store.contract import DeadFilter, Fault, Work
 from postbus.store.records import (
     decode_errors,
     decoding,
@@ -159,6 +160,40 @@ class Reading:
             next=page[limit - 1][0] if len(page) > limit else None,
         )
 
+    def newest(
+        self,
+        subscription: str,
+        status: Status | None,
+        wanted: Callable[[Row], bool] | None,
+        *,
+        limit: int,
+        after: int | str | None,
+        within: timedelta,
+    ) -> Page[Event]:
+        """Return the newest events that are found in time, and how far it was looked; nothing is counted."""
+        below = END_OF_TIME if after is None else _number(str(after))
+        ends = time.monotonic() + within.total_seconds()
+        looked, found = below, list[Row]()
+        for row in self._matching(self._ids(subscription, status, below), None):
+            looked = row[0]
+            if wanted is None or wanted(row):
+                found.append(row)
+            if len(found) > limit:
+                looked = found[limit - 1][0]
+                break
+            if time.monotonic() > ends:
+                break
+        else:
+            looked = 0
+        return Page(
+            items=tuple(self._shown(row, subscription) for row in found[:limit]),
+            total=len(found),
+            limit=limit,
+            offset=0,
+            total_capped=True,
+            next=looked or None,
+        )
+
     def _ids(self, subscription: str, status: Status | None, below: int) -> Iterator[Row]:
         match status:
             case None:
@@ -206,6 +241,16 @@ class Reading:
             total_capped=total > TOTAL_CAP,
             next=f"{page[limit - 1][0]}:{page[limit - 1][1]}" if len(page) > limit else None,
         )
+
+    def faults(self, limit: int) -> list[Fault]:
+        """Return what the newest dead letters died of."""
+        found: list[Fault] = []
+        for each in self._catalog.subscriptions():
+            for event_id, route, died_at, errors in self._db.run("dead_newest", (each.name, limit)):
+                told = decode_errors(errors)
+                kind = self._catalog.route(route).type
+                found.append(Fault(event_id, each.name, kind, from_micros(died_at), told[-1] if told else None))
+        return found
 
     def _count_dead(self, which: DeadFilter) -> int:
         if which != DeadFilter(subscription=which.subscription):

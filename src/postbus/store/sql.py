@@ -46,10 +46,12 @@ from postbus.payload import Draft
 from postbus.retry import RetryPolicy
 from postbus.store.burials import Burials
 from postbus.store.contract import (
+    Activity,
     Claim,
     Claimed,
     DeadFilter,
     Failure,
+    Fault,
     Report,
     Reported,
     Settled,
@@ -348,10 +350,14 @@ class SqlStore(Followed):
         limit: int,
         offset: int,
         after: int | str | None,
+        within: timedelta | None = None,
     ) -> Page[Event]:
         with self._read() as session:
             wanted = tags_filter(type, tags)
-            return Reading(session).events(subscription, status, wanted, limit=limit, offset=offset, after=after)
+            reading = Reading(session)
+            if within is not None:
+                return reading.newest(subscription, status, wanted, limit=limit, after=after, within=within)
+            return reading.events(subscription, status, wanted, limit=limit, offset=offset, after=after)
 
     def stats(self) -> Stats:
         dead = {each.owner for each in self.handlers() if self.is_dead(each.owner)}
@@ -363,6 +369,10 @@ class SqlStore(Followed):
     def dead_letters(self, which: DeadFilter, *, limit: int, offset: int, after: int | str | None) -> Page[DeadLetter]:
         with self._read() as session:
             return Reading(session).dead_letters(which, limit, offset, after)
+
+    def faults(self, limit: int) -> Sequence[Fault]:
+        with self._read() as session:
+            return Reading(session).faults(limit)
 
     def retry_dead(self, which: DeadFilter, actor: str, progress: Callable[[int], None] | None = None) -> int:
         count = self._in_chunks(which, lambda session, keys: Burials(session, actor).revive(keys), progress)
@@ -394,6 +404,10 @@ class SqlStore(Followed):
     def span(self, stream: Stream) -> Span:
         with self._look() as session:
             return Positions(session).span(stream)
+
+    def activity(self, stream: Stream, after: int, through: int, every: timedelta) -> Sequence[Activity]:
+        with self._look() as session:
+            return Positions(session).activity(stream, after, through, every)
 
     def ahead(self, stream: Stream, after: int, count: int) -> int:
         with self._look() as session:

@@ -76,6 +76,5 @@ def _routes(lost: int) -> Finding:
     if not lost:
         return Finding("integrity", ok=True, message="every delivery's route is registered")
     told = f"{lost:,} deliveries are filed under routes that are not registered"
-    return Finding(
-        "integrity", ok=False, message=told, remedy="stop the workers and restore the database from a backup"
-    )
+    how = "stop the workers, restore the database from a backup, then: postbus restore-mark"
+    return Finding("integrity", ok=False, message=told, remedy=how)

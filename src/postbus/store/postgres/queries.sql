@@ -292,6 +292,10 @@ SELECT event_id, subscription, postbus.micros(created_at), route, postbus.micros
  WHERE tried = $4 AND subscription = $1 AND (created_at, event_id) < (postbus.at(least($2, 253402300799000000)), $3)
  ORDER BY created_at DESC, event_id DESC;
 
+-- name: dead_newest
+SELECT event_id, route, postbus.micros(died_at), errors FROM postbus.deliveries
+ WHERE tried = 2 AND subscription = $1 ORDER BY created_at DESC, event_id DESC LIMIT $2;
+
 -- name: count_dead
 SELECT count(*) FROM (SELECT 1 FROM postbus.deliveries WHERE tried = 2 AND subscription = $1 LIMIT $2) AS counted;
 
@@ -459,6 +463,13 @@ SELECT id, postbus.micros(created_at) FROM postbus.events WHERE id > $1 ORDER BY
 
 -- name: when_audit
 SELECT id, postbus.micros(created_at) FROM postbus.event_log WHERE id > $1 ORDER BY id LIMIT 1;
+
+-- name: activity_events
+SELECT postbus.micros(created_at) / $3::bigint, NULL, NULL, count(*) FROM postbus.events WHERE id > $1 AND id <= $2 GROUP BY 1;
+
+-- name: activity_audit
+SELECT postbus.micros(created_at) / $3::bigint, action, status, count(*) FROM postbus.event_log
+ WHERE id > $1 AND id <= $2 GROUP BY 1, 2, 3;
 
 -- name: since_events
 SELECT min(id) FROM postbus.events WHERE id > $1 AND id <= $2 AND created_at >= postbus.at($3);

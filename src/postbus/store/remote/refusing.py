@@ -27,6 +27,8 @@ class DatabaseOnly:
     publish_on = _refusing("publishing on a connection of your own")
     publish_on_async = _refusing("publishing on a connection of your own")
     report = _refusing("having the store decide what follows a failure")
+    activity = _refusing("counting what happened")
+    faults = _refusing("gathering what went wrong")
     ahead = _refusing("reading by position")
     before = _refusing("reading by position")
     read_on = _refusing("reading by position")

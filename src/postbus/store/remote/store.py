@@ -216,7 +216,10 @@ class RemoteStore(DatabaseOnly):
         limit: int,
         offset: int,
         after: int | str | None,
+        within: timedelta | None = None,
     ) -> Page[Event]:
+        if within is not None:
+            raise needs_database("a search that ends in time")
         body = {"subscription": subscription, "status": status, "type": type, "tags": [*tags]}
         return self._page(shapes.EVENT_PAGE, "/store/events", body, limit=limit, offset=offset, after=after)
 

@@ -13,6 +13,8 @@ from postbus.store.sqlite.connection import Database, require_safe_sqlite
 __all__ = ["inspect"]
 
 LOW_SPACE: Final = 256 * 1024 * 1024
+MARK: Final = "postbus restore-mark"
+ARCHIVE: Final = "postbus pipeline archive --lake DIR --older-than 30d"
 
 
 def inspect(db: Database, path: Path, *, deep: bool) -> tuple[Finding, ...]:
@@ -35,7 +37,7 @@ def _settings(db: Database) -> Finding:
         "durability",
         ok=ok,
         message=f"journal_mode={journal}, synchronous={'full' if ok else synchronous}",
-        remedy=None if ok else "move the file to a local disk that allows WAL",
+        remedy=None if ok else "stop the programs, and move the file to a local disk that allows WAL",
     )
 
 
@@ -45,7 +47,7 @@ def _space(path: Path) -> Finding:
         "disk",
         ok=free > LOW_SPACE,
         message=f"{free / 1e9:.1f} GB free beside the file",
-        remedy=None if free > LOW_SPACE else "free some space: a full disk refuses publishes",
+        remedy=None if free > LOW_SPACE else "free some space, or move what is old into a lake: " + ARCHIVE,
     )
 
 
@@ -56,5 +58,7 @@ def _pages(db: Database, path: Path, *, deep: bool) -> Finding:
         "integrity",
         ok=answer == "ok",
         message=f"{how} read, no damage" if answer == "ok" else f"{path} is damaged: {answer}",
-        remedy=None if answer == "ok" else "stop the workers and restore the file from a backup",
+        remedy=None
+        if answer == "ok"
+        else "stop the workers, restore the file from a backup, then: postbus restore-mark",
     )

@@ -254,6 +254,10 @@ SELECT event_id, subscription, created_at, route, died_at FROM deliveries INDEXE
    AND (created_at, event_id) < (?2, ?3)
  ORDER BY created_at DESC, event_id DESC;
 
+-- name: dead_newest
+SELECT event_id, route, died_at, errors FROM deliveries INDEXED BY deliveries_tried
+ WHERE tried = 2 AND subscription = ?1 ORDER BY created_at DESC, event_id DESC LIMIT ?2;
+
 -- name: count_dead
 SELECT count(*) FROM (SELECT 1 FROM deliveries INDEXED BY deliveries_tried
  WHERE tried = 2 AND subscription = ?1 LIMIT ?2);
@@ -383,6 +387,12 @@ SELECT id, created_at FROM events WHERE id > ? ORDER BY id LIMIT 1;
 
 -- name: when_audit
 SELECT id, created_at FROM event_log WHERE id > ? ORDER BY id LIMIT 1;
+
+-- name: activity_events
+SELECT created_at / ?3, NULL, NULL, count(*) FROM events WHERE id > ?1 AND id <= ?2 GROUP BY 1;
+
+-- name: activity_audit
+SELECT created_at / ?3, action, status, count(*) FROM event_log WHERE id > ?1 AND id <= ?2 GROUP BY 1, 2, 3;
 
 -- name: since_events
 SELECT min(id) FROM events WHERE id > ? AND id <= ? AND created_at >= ?;

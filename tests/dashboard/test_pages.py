@@ -1,0 +1,359 @@
+"""The dashboard's pages and what their buttons do, asked for by plain HTTP on both stores."""
+
+import re
+from collections.abc import Iterator
+from html import unescape
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import quote
+
+import httpx2
+import pytest
+from fastapi import FastAPI
+from starlette.testclient import TestClient
+
+from postbus import Discard, EventBus
+from postbus.dashboard.pages import PER_PAGE
+from postbus.dashboard.sessions import COOKIE
+from postbus.http.app import create_app
+from postbus.store.contract import DeadFilter
+from tests.http.serving import Served, serving
+
+PAGES = ("", "events", "dead", "subscriptions", "workers", "pipeline", "system")
+NASTY = "<script>document.title='run'</script>\"'&"
+NAME = "<script>document.title='run'<b>\"'&?#"
+
+
+@pytest.fixture
+def served(kind: str, tmp_path: Path) -> Iterator[Served]:
+    """Give a server without tokens."""
+    with serving(kind, tmp_path) as served:
+        yield served
+
+
+@pytest.fixture
+def guarded(kind: str, tmp_path: Path) -> Iterator[Served]:
+    """Give a server that asks for tokens."""
+    with serving(kind, tmp_path, auth=True, local=False) as served:
+        yield served
+
+
+def see(served: Served, path: str, expected: int = 200, /, **query: Any) -> str:
+    """Return the text of a page, as people read it."""
+    answer = served.http.get(f"/dashboard/{path}", params=query)
+    assert answer.status_code == expected, answer.text
+    return unescape(re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", answer.text)))
+
+
+def act(served: Served, path: str, **form: Any) -> httpx2.Response:
+    """Send a form as a browser would from our own page."""
+    return served.http.post(f"/dashboard/{path}", data=form, headers={"origin": served.url})
+
+
+def kill(bus: EventBus, count: int = 1, message: str = "order 17 has no address") -> list[int]:
+    """Publish events that die of the same error."""
+    made = bus.publish_many([{"type": "order", "payload": {"n": number}} for number in range(count)])
+    for each in bus.poll_many(count, types=["order"]):
+        bus.finalize(each, success=False, errors=[Discard(message)], retry=False)
+    return [each.id for each in made]
+
+
+# ── pages ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_page_of_an_empty_bus_is_there(served: Served, page: str):
+    """Nothing to show is not an error (S0.9)."""
+    assert "postbus" in see(served, page)
+
+
+def test_the_overview_tells_what_needs_attention(served: Served):
+    """Dead letters, events nobody handles, pauses: each with a link to them (S0.9)."""
+    kill(served.bus, 2)
+    served.bus.publish("lonely")
+    served.bus.subscriptions.create("side", "side.*")
+    served.bus.subscriptions.pause("side")
+    told = see(served, "")
+    assert "2 dead letters in default" in told
+    assert "nobody handles lonely in default: 1 event waiting" in told
+    assert "side is paused" in told
+
+
+def test_an_event_shows_its_whole_story(served: Served):
+    """Status, error of each attempt, audit rows, payload with integers beyond 64 bits (S0.9, S3.11)."""
+    (dead,) = kill(served.bus)
+    told = see(served, f"events/{dead}")
+    assert "Discard" in told
+    assert "order 17 has no address" in told
+    assert "Retry" in told
+    big = served.bus.publish("big", {"n": 1 << 70}, tags=["eu"], key="k")
+    told = see(served, f"events/{big.id}")
+    assert str(1 << 70) in told
+    assert "No worker that is alive handles big in default." in told
+
+
+def test_what_is_not_there_is_said_to_be_so(served: Served):
+    """A wrong id, status, cursor or page is a page that says so, with the right status."""
+    assert "there is no event 999" in see(served, "events/999", 404)
+    assert "There is no such page." in see(served, "nothing/here", 404)
+    see(served, "events", 422, status="ASLEEP")
+    see(served, "events", 422, after="x")
+    see(served, "events", 404, subscription="nobody")
+    see(served, f"events/{1 << 70}", 404)
+
+
+def test_events_are_filtered_and_paged_by_key(served: Served):
+    """The filter is in the address; a page goes on where the last one ended, whatever was published since."""
+    wanted = [each.id for each in served.bus.publish_many([{"type": "a", "tags": ["x"]}] * (PER_PAGE + 5))]
+    served.bus.publish_many([{"type": "b"}] * 3)
+    text = served.http.get("/dashboard/events", params={"type": "a", "tag": "x"}).text
+    first = [int(each) for each in re.findall(r"/dashboard/events/(\d+)\"", text)]
+    assert first == wanted[: -PER_PAGE - 1 : -1]
+    older = unescape(re.search(r'rel="next" href="([^"]+)"', text)[1])  # type: ignore[index]
+    served.bus.publish("a", tags=["x"])
+    text = served.http.get(older).text
+    assert [int(each) for each in re.findall(r"/dashboard/events/(\d+)\"", text)] == wanted[4::-1]
+    assert 'rel="next"' not in text
+
+
+def test_a_search_ends_in_time_and_says_how_far_it_got(served: Served, monkeypatch: pytest.MonkeyPatch):
+    """What was not looked at is not said not to be there: one can look on."""
+    first = served.bus.publish("rare").id
+    served.bus.publish_many([{"type": "common"}] * 200)
+    monkeypatch.setattr("postbus.dashboard.pages.WITHIN", type(served.bus.store.now() - served.bus.store.now())(0))
+    text = served.http.get("/dashboard/events", params={"type": "rare"}).text
+    assert "as far as was looked" in text
+    for _ in range(201):
+        older = re.search(r'rel="next" href="([^"]+)"', text)
+        if older is None:
+            break
+        text = served.http.get(unescape(older[1])).text
+        if f"/dashboard/events/{first}" in text:
+            break
+    assert f"/dashboard/events/{first}" in text
+
+
+def test_what_people_publish_is_shown_as_text(served: Served):
+    """Types, tags, keys, titles, payloads, errors: nothing becomes markup, nothing runs."""
+    served.bus.publish(
+        NASTY, {NASTY: NASTY}, tags=["<b>"], key=NASTY, title=NASTY, description=NASTY, metadata={"m": NASTY}
+    )
+    kill(served.bus, message=NASTY)
+    served.bus.subscriptions.create(NAME, "*")
+    for page in (*PAGES, "events/1", "events/2", f"events?subscription={quote(NAME)}", "dead/confirm?act=retry"):
+        text = served.http.get(f"/dashboard/{page}").text
+        assert "<script>document" not in text
+        assert '<b>"' not in text
+    assert NASTY in see(served, "events/1")
+
+
+def test_payloads_can_be_masked(kind: str, tmp_path: Path):
+    """Then a page shows their shape, and nothing of what they say."""
+    with serving(kind, tmp_path, mask=True) as served:
+        made = served.bus.publish(
+            "a", {"card": "4111", "list": [1, None]}, title="4111", description="4111", metadata={"m": "4111"}
+        )
+        told = see(served, f"events/{made.id}")
+        assert '"card": "•••"' in told
+        assert "4111" not in told
+
+
+def test_it_can_be_mounted_below_another_application(kind: str, tmp_path: Path):
+    """Every address in every page has the prefix (`app.mount("/bus", …)`)."""
+    with serving(kind, tmp_path) as served:
+        kill(served.bus, 2)
+        outer = FastAPI()
+        outer.mount("/bus", served.app)
+        client = TestClient(outer, base_url="http://127.0.0.1")
+        for page in (*PAGES, "events/1"):
+            text = client.get(f"/bus/dashboard/{page}").text
+            assert all(
+                each.startswith("/bus/dashboard/") for each in re.findall(r'(?:href|src|action)="(/[^"]*)"', text)
+            )
+        assert client.get("/bus/dashboard/static/dashboard.js").status_code == 200
+        sent = client.post(
+            "/bus/dashboard/dead/act",
+            data={"act": "retry"},
+            headers={"origin": "http://127.0.0.1"},
+            follow_redirects=False,
+        )
+        assert sent.headers["location"] == "/bus/dashboard/dead?did=retried&count=2"
+
+
+# ── acting ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def dead(bus: EventBus) -> set[int]:
+    """Return which events are dead letters."""
+    return {each.event.id for each in bus.store.dead_letters(DeadFilter(), limit=100, offset=0, after=None)}
+
+
+def test_dead_letters_are_grouped_by_what_they_died_of(served: Served):
+    """Numbers and ids in a message do not make it another error; one group is retried and the other left."""
+    first = kill(served.bus, 3, "order 17 has no address")
+    first += kill(served.bus, 1, "order 18 has no address")
+    other = kill(served.bus, 2, "no such customer")
+    told = see(served, "dead")
+    assert "4 Discard order <n> has no address" in told
+    fault = "Discard: order <n> has no address"
+    assert "Retry 4 dead letters?" in see(served, "dead/confirm", act="retry", fault=fault)
+    done = act(served, "dead/act", act="retry", fault=fault)
+    assert done.headers["location"].endswith("/dead?did=retried&count=4")
+    assert "4 will be tried again." in see(served, "dead", did="retried", count="4")
+    assert dead(served.bus) == set(other)
+    assert served.bus.get(first[0]).status == "PENDING"
+
+
+def test_selected_ones_are_discarded_and_no_others(served: Served):
+    """What is ticked, after the count was repeated; the event and its history stay, with who did it (I13)."""
+    one, two, three = kill(served.bus, 3)
+    letters = [f"{one}:default", f"{two}:default"]
+    assert "Discard 2 dead letters?" in see(served, "dead/confirm", act="discard", letter=letters)
+    act(served, "dead/act", act="discard", letter=letters)
+    assert dead(served.bus) == {three}
+    last = served.bus.store.logs(one)[-1]
+    assert (last.action, last.worker_id) == ("PURGED", "dashboard")
+
+
+def test_an_orphan_is_taken_back(served: Served):
+    """The worker that holds it does not come back: it is pending again, and the audit log says who did it (S3.10)."""
+    event = served.bus.publish("a")
+    assert served.bus.poll(worker_id="w:1") is not None
+    assert "Take it back" in see(served, f"events/{event.id}")
+    assert act(served, f"events/{event.id}/reset", subscription="default").status_code == 303
+    assert served.bus.get(event.id).status == "PENDING"
+    assert served.bus.store.logs(event.id)[-1].worker_id == "dashboard"
+
+
+def test_a_subscription_is_paused_and_rewound_after_a_preview(served: Served):
+    """What would come again is told before, and comes only when it was confirmed (S4.10)."""
+    seen: list[int] = []
+    events = served.bus.publish_many([{"type": "a"}] * 5)
+    served.bus.follow("s")(lambda event: seen.append(event.id))
+    served.bus.wait_for("s", events[-1].id, timeout=30)
+    act(served, "subscriptions/s/pause")
+    assert "s ordered paused" in see(served, "subscriptions")
+    assert "Handled again 3 events" in see(served, "subscriptions/s/rewind", to=str(events[1].id))
+    assert len(seen) == 5
+    act(served, "subscriptions/s/resume")
+    assert act(served, "subscriptions/s/rewind", to=str(events[1].id)).headers["location"].endswith("count=3")
+    served.bus.wait_for("s", events[-1].id, timeout=30)
+    assert seen[5:] == [each.id for each in events[2:]]
+    see(served, "subscriptions/s/rewind", 422, to="yesterday")
+    see(served, "subscriptions/nobody/rewind", 404, to="1")
+
+
+# ── who may ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def sign_in(served: Served, *scopes: str) -> httpx2.Response:
+    """Sign in with a new token of these scopes."""
+    token = served.token(*scopes)
+    served.app.state.desk.tokens.refresh()
+    return served.http.post("/dashboard/sign-in?next=/dead", data={"token": token}, headers={"origin": served.url})
+
+
+def addresses(served: Served) -> list[tuple[str, str]]:
+    """Return method and path of all there is but what is open."""
+    dashboard: Any = served.app.routes[-1]
+    found = [
+        (next(iter(each.methods - {"HEAD"})), each.path) for each in dashboard.app.routes if hasattr(each, "methods")
+    ]
+    filled = [
+        (how, path.replace("{event_id:int}", "1").replace("{name}", "s").replace("{act:str}", "pause"))
+        for how, path in found
+    ]
+    return [each for each in filled if not each[1].startswith("/sign-")]
+
+
+def test_nobody_gets_in_without_a_session(guarded: Served):
+    """Pages lead to the sign-in page, and everything else is refused."""
+    assert len(addresses(guarded)) == 16
+    for how, path in addresses(guarded):
+        answer = guarded.http.request(how, f"/dashboard{path}", headers={"origin": guarded.url})
+        refused = answer.status_code == 401 or answer.headers.get("location", "").startswith("/dashboard/sign-in?next=")
+        assert refused, (how, path)
+
+
+def test_who_may_only_look_cannot_act(guarded: Served):
+    """The scope read shows pages without buttons; admin has both (deny by default)."""
+    kill(guarded.bus)
+    assert sign_in(guarded, "read").headers["location"] == "/dashboard/dead"
+    assert "Retry" not in see(guarded, "dead")
+    answers = {
+        (how, path): guarded.http.request(how, f"/dashboard{path}", headers={"origin": guarded.url}).status_code
+        for how, path in addresses(guarded)
+        if path != "/live"
+    }
+    acts = {each for each in answers if each[0] == "POST" or each[1] in ("/dead/confirm", "/subscriptions/s/rewind")}
+    assert {each for each, status in answers.items() if status == 403} == acts
+    sign_in(guarded, "admin")
+    assert "Retry" in see(guarded, "dead")
+    assert act(guarded, "dead/act", act="retry").status_code == 303
+    assert served_by(guarded) == "dashboard:test"
+
+
+def served_by(guarded: Served) -> str | None:
+    """Return who did what was done last to the first event."""
+    return guarded.bus.store.logs(1)[-1].worker_id
+
+
+def test_a_token_that_may_not_look_gets_no_session(guarded: Served):
+    """Nor does one that is wrong, or a form from elsewhere."""
+    for scopes in (("publish",), ("work",)):
+        assert sign_in(guarded, *scopes).status_code == 401
+    wrong = guarded.http.post("/dashboard/sign-in", data={"token": "postbus_x_y"}, headers={"origin": guarded.url})
+    assert (wrong.status_code, wrong.headers.get("set-cookie")) == (401, None)
+    token = guarded.token("read")
+    guarded.app.state.desk.tokens.refresh()
+    assert guarded.http.post("/dashboard/sign-in", data={"token": token}).status_code == 401
+
+
+def test_a_session_is_sealed_expires_and_ends_with_its_token(guarded: Served, monkeypatch: pytest.MonkeyPatch):
+    """A cookie that was changed, is old, or whose token was revoked lets nobody in."""
+    sign_in(guarded, "read")
+    see(guarded, "dead")
+    (cookie,) = [each for each in guarded.http.cookies.jar if each.name == COOKIE]
+    assert (cookie.path, cookie.has_nonstandard_attr("HttpOnly"), cookie.get_nonstandard_attr("SameSite")) == (
+        "/dashboard", True, "strict",
+    )  # fmt: skip
+    identity, ends, seal = str(cookie.value).split(".")
+    for changed in (f"{identity}.{int(ends) + 1}.{seal}", f"{identity}.{ends}.{'0' * 64}", "x", f"{identity}.{ends}"):
+        answer = httpx2.get(f"{guarded.url}/dashboard/dead", cookies={COOKIE: changed}, trust_env=False)
+        assert answer.status_code == 303, changed
+    with monkeypatch.context() as later:
+        later.setattr("postbus.dashboard.sessions.time", SimpleNamespace(time=lambda: float(ends) + 1))
+        assert guarded.http.get("/dashboard/dead").status_code == 303
+    see(guarded, "dead")
+    guarded.bus.store.revoke_token(identity)
+    guarded.app.state.desk.tokens.refresh()
+    assert guarded.http.get("/dashboard/dead").status_code == 303
+
+
+def test_a_form_from_elsewhere_does_nothing(served: Served):
+    """A page of another site cannot press our buttons, signed in or not."""
+    kill(served.bus)
+    elsewhere = [{"origin": "http://evil.example"}, {}, {"sec-fetch-site": "cross-site"}, {"origin": "null"}]
+    for headers in elsewhere:
+        answer = served.http.post("/dashboard/dead/act", data={"act": "discard"}, headers=headers)
+        assert answer.status_code == 403
+    assert len(dead(served.bus)) == 1
+
+
+def test_signing_in_leads_nowhere_else(guarded: Served):
+    """`next` cannot name another host."""
+    token = guarded.token("read")
+    guarded.app.state.desk.tokens.refresh()
+    for where in ("//evil.example", "https://evil.example", "/\\evil.example"):
+        answer = guarded.http.post(
+            "/dashboard/sign-in", params={"next": where}, data={"token": token}, headers={"origin": guarded.url}
+        )
+        assert answer.headers["location"] == "/dashboard/", where
+
+
+def test_an_application_of_ones_own_has_it_too(tmp_path: Path):
+    """`create_app` alone brings the dashboard."""
+    bus = EventBus(f"sqlite:///{tmp_path / 'bus.db'}")
+    with TestClient(create_app(bus, auth=False)) as client:
+        assert "Overview" in client.get("/dashboard/").text
