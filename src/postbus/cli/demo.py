@@ -19,9 +19,9 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from postbus.cli import pipeline
 from postbus.cli.console import Output, emit, line, say, stderr, table
+from postbus.cli.demo_open import WORKERS, crew, stay_open
 from postbus.cli.dlq import reason
 from postbus.cli.options import Format
-from postbus.cli.supervise import Supervisor
 from postbus.errors import InvalidRequest
 from postbus.model import NewEvent, Status
 from postbus.payload import Draft, draft
@@ -30,8 +30,12 @@ from postbus.store.contract import DeadFilter
 
 __all__ = ["EXAMPLES", "demo"]
 
-EXAMPLES: Final = "Example: postbus demo\n\nExample: postbus demo --events 5000 --keep-file   (then look around in it)"
-WORKERS: Final = 3
+EXAMPLES: Final = """\
+Example: postbus demo
+
+Example: postbus demo --keep   (then open the dashboard, and kill workers)
+
+Example: postbus demo --events 5000 --keep-file   (then look around in it)"""
 SEED: Final = 7
 TICK: Final = 0.05
 PATIENCE: Final = 30.0
@@ -44,6 +48,8 @@ def demo(
     *,
     events: Annotated[int, typer.Option(min=20, max=1_000_000, help="How many events to publish.")] = 1_000,
     keep_file: Annotated[bool, typer.Option("--keep-file", help="Keep the database to look around in.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Then stay open, with a dashboard, until Ctrl-C.")] = False,
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="Where the dashboard is; 0: anywhere.")] = 8080,
     report: Annotated[
         bool, typer.Option("--report/--no-report", help="Then the report, if Spark is installed.")
     ] = True,
@@ -64,6 +70,10 @@ def demo(
             raise typer.Exit(1)
         if report and output is Output.TABLE:
             _report(folder)
+        if keep:
+            stay_open(folder, port)
+        else:
+            say("\nSee it live, and kill workers yourself: postbus demo --keep", style="dim")
     finally:
         if keep_file:
             say(f"Look around: postbus events list --url sqlite:///{folder}/shop.db")
@@ -148,15 +158,7 @@ class _Shop:
         self._store = open_store(url)
         self._log = (folder / "workers.log").open("wb")
         self._display = _Display(count)
-        self._supervisor = Supervisor(
-            "postbus.cli.demo_shop:open_bus",
-            WORKERS,
-            self._hear,
-            environment={"POSTBUS_URL": url},
-            settings=False,
-            cwd=str(folder),
-            log=self._log,
-        )
+        self._supervisor = crew(folder, url, self._hear, self._log)
 
     def run(self) -> Account:
         """Run until every event has ended, or nothing happens any more; return the account."""

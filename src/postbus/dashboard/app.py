@@ -15,13 +15,14 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from postbus.dashboard import acting, pages, views
-from postbus.dashboard.pulse import Pulse
+from postbus.dashboard.pulse import Background, Pulse
 from postbus.dashboard.room import Board, Room, base_of, form
 from postbus.dashboard.sessions import COOKIE, LASTS, Sessions
 from postbus.errors import NotFound, PostbusError, StoreUnavailable
 
 __all__ = ["create_dashboard"]
 
+FINDINGS_FRESH: Final = 10.0
 HERE: Final = Path(__file__).parent
 Page = Callable[[Room, Request], Coroutine[Any, Any, Response]]
 
@@ -38,7 +39,9 @@ def create_dashboard(board: Board) -> Starlette:
     cast("dict[str, Any]", templates.filters).update(  # pyright: ignore[reportUnknownMemberType]
         {"age": views.age, "moment": moment_text, "q": _quoted}
     )
-    room = Room(board, Pulse(board.bus.store), Sessions(board.tokens), templates)
+    store = board.bus.store
+    findings = Background(lambda: list(board.examine(store)), FINDINGS_FRESH)
+    room = Room(board, Pulse(store), findings, Sessions(board.tokens), templates)
 
     def route(path: str, page: Page, method: str = "GET", *, needs: str = "read") -> Route:
         return Route(path, _guarded(room, page, needs), methods=[method])

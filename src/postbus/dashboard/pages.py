@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -34,18 +34,18 @@ async def overview(room: Room, request: Request) -> Response:
     look = await room.board.read(room.pulse.look)
     crew = await room.board.read(views.processes, room.store)
     names = await room.board.read(room.store.subscriptions)
-    told = [] if look is None else list(views.concerns(look.stats, crew, names))
+    told = [] if look is None else list(views.concerns(look.value.stats, crew, names))
     if room.pulse.trouble is not None:
         told.insert(0, views.Concern(f"the store does not answer: {room.pulse.trouble}", "system"))
     return room.shown(
         request,
         "overview.html",
         request.state.visitor,
-        look=look,
+        look=look and look.value,
         concerns=told,
         crew=crew,
         modes={each.name: each for each in names},
-        old=None if look is None else (room.store.now() - look.at),
+        old=None if look is None else datetime.now(UTC) - look.at,
         title="Overview",
     )
 
@@ -161,7 +161,7 @@ async def subscriptions(room: Room, request: Request) -> Response:
         stream: await room.board.read(room.store.span, stream) for stream in {each.stream for each in stands.values()}
     }
     look = await room.board.read(room.pulse.look)
-    depth = {} if look is None else {each.name: each for each in look.stats.subscriptions}
+    depth = {} if look is None else {each.name: each for each in look.value.stats.subscriptions}
     return room.shown(
         request,
         "subscriptions.html",
@@ -232,13 +232,15 @@ async def report(room: Room, request: Request) -> Response:
 async def system(room: Room, request: Request) -> Response:
     """Show what doctor finds."""
     look = await room.board.read(room.pulse.look)
-    findings = await room.board.read(lambda: list(room.board.examine(room.store)))
+    found = await room.board.read(room.findings.look)
     return room.shown(
         request,
         "system.html",
         request.state.visitor,
-        findings=sorted(findings, key=lambda each: each.ok),
-        look=look,
+        findings=None if found is None else sorted(found.value, key=lambda each: each.ok),
+        old=None if found is None else datetime.now(UTC) - found.at,
+        look=look and look.value,
+        took=look and look.took,
         title="System",
     )
 

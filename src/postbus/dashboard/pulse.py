@@ -8,16 +8,19 @@ import logging
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from postbus.errors import PostbusError
 from postbus.model import Action, Stats, Status, Stream
 from postbus.observe import tell
 from postbus.store.contract import Activity, Store
 
-__all__ = ["Flow", "Look", "Pulse"]
+__all__ = ["Background", "Flow", "Look", "Pulse", "Seen"]
+
+T = TypeVar("T")
 
 SLOT: Final = timedelta(seconds=10)
 SLOTS: Final = 360
@@ -47,55 +50,71 @@ class Flow:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What is known of the bus, and since when."""
+    """What is known of the bus."""
 
     stats: Stats
     flow: Flow
+
+
+@dataclass(frozen=True, slots=True)
+class Seen(Generic[T]):
+    """What was found out, when, and how many seconds that took."""
+
+    value: T
     at: datetime
     took: float
 
 
-class Pulse:
-    """Knows the figures of a store, a few seconds old."""
+class Background(Generic[T]):
+    """Finds something out in a thread of its own, again when it is asked for and has become old."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, find: Callable[[], T], fresh: float = FRESH) -> None:
         """Know nothing yet."""
-        self._store = store
+        self._find = find
+        self._fresh = fresh
         self._lock = threading.Lock()
-        self._known: Look | None = None
+        self._known: Seen[T] | None = None
         self._due = 0.0
-        self._looked = threading.Event()
+        self._found = threading.Event()
         self._busy = False
-        self._trend = _Trend(store)
         self.trouble: str | None = None
         """Why the last look failed."""
 
-    def look(self, patience: float = PATIENCE) -> Look | None:
+    def look(self, patience: float = PATIENCE) -> Seen[T] | None:
         """Return what is known, and have it looked up anew if it is old; None if nothing is known so soon."""
         with self._lock:
             stale = time.monotonic() >= self._due and not self._busy
             self._busy = self._busy or stale
         if stale:
-            self._looked.clear()
+            self._found.clear()
             threading.Thread(target=self._refresh, name="postbus-pulse", daemon=True).start()
         if stale or self._known is None:
-            self._looked.wait(patience)
+            self._found.wait(patience)
         return self._known
 
     def _refresh(self) -> None:
         began = time.monotonic()
         try:
-            stats, flow = self._store.stats(), self._trend.refresh()
-            self._known = Look(stats, flow, datetime.now(UTC), time.monotonic() - began)
+            found = self._find()
+            self._known = Seen(found, datetime.now(UTC), time.monotonic() - began)
             self.trouble = None
         except PostbusError as error:
             tell(logging.WARNING, "dashboard_unavailable", reason=str(error))
             self.trouble = str(error)
         finally:
             took = time.monotonic() - began
-            self._due = time.monotonic() + max(FRESH, SHARE * took)
+            self._due = time.monotonic() + max(self._fresh, SHARE * took)
             self._busy = False
-            self._looked.set()
+            self._found.set()
+
+
+class Pulse(Background[Look]):
+    """Knows the figures of a store, a few seconds old."""
+
+    def __init__(self, store: Store) -> None:
+        """Know nothing yet."""
+        trend = _Trend(store)
+        super().__init__(lambda: Look(store.stats(), trend.refresh()))
 
 
 class _Trend:

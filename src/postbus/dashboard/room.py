@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from postbus.bus import EventBus
-from postbus.dashboard.pulse import Pulse
+from postbus.dashboard.pulse import Background, Pulse
 from postbus.dashboard.sessions import Sessions, Visitor
 from postbus.errors import InvalidRequest
 from postbus.model import Stream
@@ -84,6 +84,7 @@ class Room:
 
     board: Board
     pulse: Pulse
+    findings: Background[list[Finding]]
     sessions: Sessions
     templates: Environment = field(repr=False)
 
