@@ -60,7 +60,8 @@ def test_the_lake_is_the_log_whenever_a_driver_is_killed(
         for probe in INGEST:
             ended = start("fill", rows=chance.randint(1_000, 5_000), probe=probe, hit=chance.randint(1, 3)).wait(600)
             killed[probe] += ended == -signal.SIGKILL
-        start("fill", rows=2_000, probe=INGEST[0], hit=1, victim="worker").wait(600)
+        # This one ends by itself, so it has all to catch up with that the killed ones left: not a little at a time.
+        start("fill", rows=20_000, probe=INGEST[0], hit=1, victim="worker").wait(600)
         if number % 2:
             shutil.rmtree(tmp_path / "lake" / chance.choice(("events", "audit")) / "checkpoint", ignore_errors=True)
     (tmp_path / "stop").touch()

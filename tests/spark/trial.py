@@ -38,7 +38,7 @@ def publish(config: Config) -> None:
                 time.sleep(chance.choice((0, 0, 0.02, 0.3)))
             if chance.random() < 0.1:
                 raise InterruptedError
-        time.sleep(chance.uniform(0.1, 0.4))
+        time.sleep(chance.uniform(0.3, 0.9))
     bus.shutdown()
 
 
