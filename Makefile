@@ -20,12 +20,13 @@ demo: $(VENV)/.spark  ## Run the demo shop: workers are killed, no event is lost
 test: $(VENV)/.dev  ## Run the tests (ARGS="-k retry" picks some)
 	@$(BIN)/pytest -q -n 2 --dist loadfile $(ARGS)
 
-check: $(VENV)/.dev  ## Lint, format, types, layers, and the requirements page: changes nothing
+check: $(VENV)/.dev  ## Lint, format, types, layers, and generated pages: changes nothing
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/pyright
 	@$(BIN)/lint-imports
 	@$(BIN)/python tools/requirements_page.py --check
+	@$(BIN)/python tools/cli_page.py --check
 
 bench: $(VENV)/.bench bench/node/node_modules/.ready  ## Measure postbus and its peers side by side
 	@$(BIN)/python -m bench $(ARGS)
@@ -37,8 +38,9 @@ format: $(VENV)/.dev  ## Format the code and apply the safe lint fixes
 	@$(BIN)/ruff check --fix-only --exit-zero
 	@$(BIN)/ruff format
 
-docs: $(VENV)/.dev  ## Regenerate docs/requirements.md from the tests
+docs: $(VENV)/.dev  ## Regenerate the pages made from the tests and the commands
 	@$(BIN)/python tools/requirements_page.py
+	@$(BIN)/python tools/cli_page.py
 
 clean:  ## Remove .venv, caches and build products
 	@rm -rf $(VENV) dist build .pytest_cache .ruff_cache .hypothesis .import_linter_cache

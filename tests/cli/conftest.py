@@ -1,9 +1,16 @@
 """The command line in a folder of its own: in this process with `cli`, as a real process with `command`."""
 
+import fcntl
 import json
+import os
+import re
+import select
 import signal
+import struct
 import subprocess
 import sys
+import termios
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -17,6 +24,8 @@ from postbus.cli.app import app
 
 PROGRAM = Path(sys.executable).with_name("postbus")
 URL = "sqlite:///shop.db"
+ON_TERMINAL = "import os, sys; os.login_tty(0); os.execv(sys.argv[1], sys.argv[1:])"
+PATIENCE = 60.0
 
 
 @pytest.fixture(autouse=True)
@@ -64,6 +73,83 @@ def command() -> Iterator[Callable[..., subprocess.Popen[str]]]:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
         process.communicate(timeout=60)
+
+
+class Terminal:
+    """A process with a pseudo-terminal of its own, as a person would have it before them."""
+
+    def __init__(self, *arguments: str | Path, lines: int = 40, columns: int = 120, **options: Any) -> None:
+        """Start a program, its terminal so large."""
+        self._master, slave = os.openpty()
+        self.resize(lines, columns)
+        child = [sys.executable, "-c", ON_TERMINAL, *arguments]
+        options["env"] = {**options.get("env", os.environ), "TERM": "xterm-256color"}
+        self.process = subprocess.Popen(child, stdin=slave, stdout=slave, stderr=slave, **options)
+        self._slave = slave  # kept open: so that how the program has left it can be looked at
+        self.shown = ""
+
+    def resize(self, lines: int, columns: int) -> None:
+        """Give the window another size, as dragging its corner does."""
+        fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+
+    def press(self, keys: str) -> None:
+        """Type."""
+        os.write(self._master, keys.encode())
+
+    def until(self, text: str) -> str:
+        """Read until a text is shown; return all that was shown since the last time, that text included."""
+        self.find(re.escape(text))
+        before, found, self.shown = self.shown.partition(text)
+        return before + found
+
+    def find(self, pattern: str) -> str:
+        """Read until a pattern is shown; return what it stands for."""
+        deadline = time.monotonic() + PATIENCE
+        while (found := re.search(pattern, self.shown)) is None:
+            assert self._read(0.1) or time.monotonic() < deadline, f"{pattern!r} is not in {self.shown!r}"
+        return found[0]
+
+    def _read(self, seconds: float) -> bool:
+        ready = bool(select.select([self._master], [], [], seconds)[0])
+        self.shown += os.read(self._master, 65_536).decode(errors="replace") if ready else ""
+        return ready
+
+    def end(self) -> tuple[int, str]:
+        """Wait until the program ends by itself; return its exit code and what was still shown."""
+        deadline = time.monotonic() + PATIENCE
+        while self.process.poll() is None:
+            assert self._read(0.02) or time.monotonic() < deadline, f"it does not end, and has shown {self.shown!r}"
+        while self._read(0):
+            pass
+        return self.process.returncode, self.shown
+
+    @property
+    def is_as_found(self) -> bool:
+        """Whether lines are edited and echoed, as they were before."""
+        flags = termios.tcgetattr(self._slave)[3]
+        return bool(flags & termios.ICANON and flags & termios.ECHO)
+
+    def close(self) -> None:
+        """End the program if it still runs, and give the terminal back."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        os.close(self._master)
+        os.close(self._slave)
+
+
+@pytest.fixture
+def terminal() -> Iterator[Callable[..., Terminal]]:
+    """Start the real `postbus` at a terminal."""
+    started: list[Terminal] = []
+
+    def start(*arguments: str, **options: Any) -> Terminal:
+        started.append(Terminal(PROGRAM, *arguments, **options))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.close()
 
 
 @pytest.fixture

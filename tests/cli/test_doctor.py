@@ -9,6 +9,7 @@ import apsw
 import pytest
 
 from postbus import EventBus
+from postbus.store.sqlite import inspection
 
 from .conftest import PROGRAM, URL
 
@@ -102,6 +103,25 @@ def test_commands_that_mend_name_the_same_bus(data):
     assert finding["remedy"] == "postbus migrate --url 'sqlite:///old.db'"
 
 
+def test_a_schema_of_a_newer_postbus_is_not_to_be_migrated(cli, data):
+    """What an older program cannot mend by migrating, it does not say so of (S1.5)."""
+    cli("migrate")
+    connection = apsw.Connection("shop.db")
+    connection.execute("PRAGMA user_version = 999")
+    connection.close()
+    [finding] = data("doctor", expect=3)
+    assert finding["remedy"] == "pip install --upgrade postbus"
+
+
+def test_a_full_disk_is_found_with_what_makes_room(cli, data, monkeypatch):
+    """A remedy that the store gives names the same bus too (I16)."""
+    cli("migrate")
+    monkeypatch.setattr(inspection, "LOW_SPACE", 1 << 62)
+    [finding] = [each for each in data("doctor", "--url", URL, expect=3) if not each["ok"]]
+    assert finding["check"] == "disk"
+    assert finding["remedy"].endswith(f"postbus pipeline archive --lake DIR --older-than 30d --url '{URL}'")
+
+
 @pytest.mark.parametrize("damage", ["header", "pages", "text"])
 def test_a_damaged_file_is_a_finding_and_no_traceback(damage, cli):
     """Damage is exit 3 for `doctor` and exit 1 for the others, in a sentence each (I16)."""
@@ -121,6 +141,7 @@ def test_a_damaged_file_is_a_finding_and_no_traceback(damage, cli):
     assert program.returncode == 3
     assert "damaged" in program.stdout
     assert "restore" in program.stdout
+    assert "postbus restore-mark" in program.stdout
     assert "Traceback" not in program.stderr
     refused = subprocess.run([PROGRAM, "publish", "a"], check=False, capture_output=True, text=True, timeout=30)
     assert refused.returncode == 1

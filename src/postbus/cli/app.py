@@ -7,6 +7,8 @@ import typer
 from typer.core import TyperGroup
 
 from postbus.cli import (
+    bench,
+    check,
     demo,
     dlq,
     doctor,
@@ -20,10 +22,12 @@ from postbus.cli import (
     serve,
     stats,
     subscriptions,
+    tail,
     token,
+    top,
     worker,
 )
-from postbus.cli.console import say
+from postbus.cli.console import flow, say
 from postbus.errors import PostbusError, exit_code
 
 __all__ = ["app"]
@@ -73,8 +77,12 @@ for name, module, command in (
     ("publish", publish, publish.publish),
     ("worker", worker, worker.worker),
     ("serve", serve, serve.serve),
+    ("tail", tail, tail.tail),
     ("stats", stats, stats.stats),
+    ("top", top, top.top),
     ("doctor", doctor, doctor.doctor),
+    ("check", check, check.check),
+    ("bench", bench, bench.bench),
     ("migrate", migrate, migrate.migrate),
     ("import", import_table, import_table.import_table),
     ("erase", erase, erase.erase),
@@ -82,4 +90,6 @@ for name, module, command in (
 ):
     app.command(name, epilog=module.EXAMPLES)(command)
 for group in (events.group, dlq.group, subscriptions.group, token.group, pipeline.group):
+    flow(group)
     app.add_typer(group)
+flow(app)

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import os
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -34,6 +35,7 @@ __all__ = [
     "confirm",
     "doing",
     "emit",
+    "ending_well",
     "flow",
     "line",
     "many",
@@ -41,6 +43,7 @@ __all__ = [
     "require_answer",
     "say",
     "stderr",
+    "stdout",
     "table",
     "tell_rest",
     "to_json",
@@ -64,6 +67,11 @@ def flow(group: typer.Typer) -> None:
     for each in group.registered_commands:
         paragraphs = (inspect.getdoc(each.callback) or "").split("\n\n")
         each.help = "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs)
+
+
+def stdout() -> Console:
+    """Return the console for data."""
+    return _console(to_stderr=False, terminal=sys.stdout.isatty())
 
 
 def stderr() -> Console:
@@ -134,7 +142,7 @@ def emit(output: Output, data: object, view: Callable[[], Iterable[RenderableTyp
     """Print data: `view` for people, the data itself for machines; a sequence makes one JSON line an item."""
     match output:
         case Output.TABLE:
-            console = _console(to_stderr=False, terminal=sys.stdout.isatty())
+            console = stdout()
             for each in view():
                 console.print(each)
         case Output.JSON:
@@ -203,6 +211,17 @@ def doing(what: str) -> Generator[None]:
         else:
             say(what)
         yield
+
+
+@contextmanager
+def ending_well() -> Generator[None]:
+    """Take Ctrl-C, and a reader of stdout that has gone (`| head`), for an end like any other."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        return
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains as it flushes
 
 
 def require_answer(question: str, *, yes: bool) -> None:

@@ -2,25 +2,25 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cached_property
-from typing import Annotated, Final
+from typing import Annotated, Final, Self
 
 import typer
 from rich.text import Text
 
 from postbus.cli.console import Output, age, emit, line, many, stderr
 from postbus.cli.options import Format, Url, existing_store
-from postbus.cli.subscriptions import left_behind
+from postbus.cli.subscriptions import remains
 from postbus.config import Settings
 from postbus.errors import NotFound, SchemaMismatch, UnsafeStore
-from postbus.model import Checkpoint, HandlerRecord, Mode, State, Stats, Status, Subscription
+from postbus.model import Checkpoint, HandlerRecord, Mode, Stats, Status, Subscription
 from postbus.store import Store, shown
 from postbus.store.contract import Finding
 from postbus.upkeep import recover
 
-__all__ = ["EXAMPLES", "doctor"]
+__all__ = ["EXAMPLES", "SILENT", "Patient", "doctor"]
 
 EXAMPLES: Final = "Example: postbus doctor\n\nExample: postbus doctor --deep -o json\n\nExit code 3: findings."
 FINDINGS: Final = 3
@@ -47,23 +47,32 @@ def doctor(
 
 def _examine(url: str | None, *, deep: bool, mend: bool) -> Iterator[Finding]:
     """Open the store and look; what makes it unusable is a finding too."""
-    again = f" --url '{shown(url)}'" if url else ""
+    again = _again(url)
     try:
         with existing_store(url) as store, stderr().status("looking …"):
-            patient = _Patient(store, again)
+            patient = Patient.of(store, url)
             if mend:
                 patient.mend()
-            yield from store.inspect(deep=deep)
-            yield from patient.unhandled()
-            yield from patient.lost_handlers()
+            yield from (_naming(each, again) for each in store.inspect(deep=deep))
+            yield from patient.findings()
             yield from patient.lost_leases()
-            yield from patient.followers()
-            yield from patient.paused()
-            yield from patient.dead()
     except SchemaMismatch as error:
-        yield _wrong("schema", str(error), f"postbus migrate{again}")
+        newer = "upgrade postbus" in str(error)
+        yield _wrong("schema", str(error), "pip install --upgrade postbus" if newer else f"postbus migrate{again}")
     except UnsafeStore as error:
-        yield _wrong("store", str(error), "mend what it says; if it is damage, stop the workers and restore a backup")
+        how = "mend what it says; if it is damage, stop the workers, restore a backup, then: postbus restore-mark"
+        yield _wrong("store", str(error), how + again)
+
+
+def _again(url: str | None) -> str:
+    """Return what a command needs beside its name to find the same bus."""
+    return f" --url '{shown(url)}'" if url else ""
+
+
+def _naming(finding: Finding, again: str) -> Finding:
+    """Have a command that the store itself gives as its remedy name the same bus."""
+    command = (finding.remedy or "").rpartition(": ")[2]
+    return replace(finding, remedy=f"{finding.remedy}{again}") if command.startswith("postbus ") else finding
 
 
 def _wrong(check: str, message: str, remedy: str) -> Finding:
@@ -77,11 +86,16 @@ def _view(finding: Finding) -> Text:
 
 
 @dataclass(frozen=True)
-class _Patient:
+class Patient:
     """A store to be looked at; `again` is what commands need to find it."""
 
     store: Store
     again: str
+
+    @classmethod
+    def of(cls, store: Store, url: str | None) -> Self:
+        """Look at a store that was opened by a URL, or by the settings if that is None."""
+        return cls(store, _again(url))
 
     @cached_property
     def stats(self) -> Stats:
@@ -101,6 +115,14 @@ class _Patient:
         for each in self._gone():
             self.store.forget_handlers(each.owner)
 
+    def findings(self) -> Iterator[Finding]:
+        """Find what needs somebody, as far as that is cheap enough to be looked at every second."""
+        yield from self.unhandled()
+        yield from self.lost_handlers()
+        yield from self.followers()
+        yield from self.paused()
+        yield from self.dead()
+
     def unhandled(self) -> Iterator[Finding]:
         """Find pending events that no handler wants."""
         for subscription, kinds, count in _families(self.stats.unhandled):
@@ -108,7 +130,7 @@ class _Patient:
             option = "" if subscription == "default" else f', subscription="{subscription}"'
             how = f'add @bus.on("{kinds}"{option}) to a module, then: postbus worker MODULE:BUS'
             if subscription in self.stands:
-                how = "they were retried: start the program that reads it"
+                how = f"they were retried: start the program that reads it; who that is: postbus top --once{self.again}"
             yield _wrong("handlers", f"{many(count, 'event')} nobody handles: {kinds}{place}", how)
         if not self.stats.unhandled:
             yield Finding("handlers", ok=True, message="every pending event has a handler")
@@ -208,7 +230,8 @@ class _Patient:
         still = min(stand.waiting, self.store.now() - stand.moved_at)
         if still <= STILL:
             return Finding("followers", ok=True, message=told)
-        how = "look at its program's log: the handler hangs, or takes long, or one event is tried again and again"
+        how = "look at its program's log: the handler hangs, or takes long, or one event is tried again and again; "
+        how += f"which one: postbus tail --after {stand.position} --subscription {each.name}{self.again} | head -1"
         if stand.reader is None:
             delete = f"postbus subscriptions delete {each.name}{self.again}"
             how = f"start the program that follows it; if it is not wanted any more: {delete}"
@@ -226,11 +249,7 @@ class _Patient:
     def dead(self) -> Iterator[Finding]:
         """Find dead letters, and what is parked behind them."""
         how = f"postbus dlq list{self.again}, then postbus dlq retry ID or dlq purge"
-        found = {each.name: (each.dead, 0) for each in self.stats.subscriptions}
-        for name in self.stands:
-            left = left_behind(self.store.standing(name))
-            found[name] = left[State.DEAD], left[State.PARKED]
-        found = {name: counts for name, counts in found.items() if any(counts)}
+        found = {name: counts for name, counts in remains(self.store, self.stats).items() if any(counts)}
         for name, (dead, parked) in found.items():
             behind = f", {many(parked, 'event')} parked behind" if parked else ""
             yield _wrong("dead letters", f"{dead:,} in subscription {name}{behind}", how)

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Generator
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Annotated, Final
 
 import typer
@@ -36,14 +36,17 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; needed where
 
 
 @contextmanager
-def existing_store(url: str | None) -> Generator[Store]:
-    """Open a store that is there already; raise NotFound, making nothing, if there is none."""
+def existing_store(url: str | None, *, listen: bool = False) -> Generator[Store]:
+    """Open a store that is there already; raise NotFound, making nothing, if there is none.
+
+    Only what watches it need `listen`: for others that would be one more connection.
+    """
     settings = Settings.load(url=url)
     if not exists(settings.url):
         where = shown(settings.url)
         raise NotFound(f"there is no bus at {where}: name it with --url or POSTBUS_URL, or make it: postbus migrate")
     token = settings.token.get_secret_value() if settings.token else None
-    store = open_store(settings.url, auto_migrate=False, direct_url=settings.direct_url, listen=False, token=token)
+    store = open_store(settings.url, auto_migrate=False, direct_url=settings.direct_url, listen=listen, token=token)
     try:
         yield store
     finally:
@@ -67,3 +70,8 @@ def parse_moment(text: str) -> datetime:
     if moment is None or moment.tzinfo is None:
         raise typer.BadParameter(f"{text!r} is not a moment with a time zone such as 2030-01-31T12:00:00Z")
     return moment
+
+
+def moment_before(text: str, now: datetime) -> datetime:
+    """Return the moment meant by RFC 3339 text, or by a length of time before now."""
+    return parse_moment(text) if "-" in text else now - timedelta(seconds=parse_seconds(text))

@@ -14,7 +14,7 @@ import typer
 
 from postbus.cli.console import Output, confirm, doing, emit, many, progress, require_answer, say, table
 from postbus.cli.dlq import ACTOR
-from postbus.cli.options import DryRun, Format, Tags, Url, Yes, existing_store, parse_moment, parse_seconds
+from postbus.cli.options import DryRun, Format, Tags, Url, Yes, existing_store, moment_before, parse_seconds
 from postbus.config import Settings
 from postbus.errors import InvalidRequest, NotFound, SchemaMismatch
 from postbus.model import Mode, Stream
@@ -114,9 +114,7 @@ def _url(url: str | None) -> str:
 
 def _moment(text: str | None, now: datetime) -> datetime | None:
     """Read a moment, or a length of time before now."""
-    if text is None:
-        return None
-    return parse_moment(text) if "-" in text else now - timedelta(seconds=parse_seconds(text))
+    return None if text is None else moment_before(text, now)
 
 
 @group.command(

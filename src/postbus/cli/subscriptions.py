@@ -10,15 +10,15 @@ from typing import Annotated, Any, Final, Literal
 import typer
 from rich.console import RenderableType
 
-from postbus.cli.console import Output, confirm, emit, flow, line, many, say, stderr, table
+from postbus.cli.console import Output, confirm, emit, line, many, say, stderr, table
 from postbus.cli.dlq import ACTOR, Parked, parked
 from postbus.cli.options import DryRun, Format, Url, Yes, existing_store, parse_moment
 from postbus.errors import InvalidRequest, NotFound
-from postbus.model import Checkpoint, Mode, State, Stream, Subscription
+from postbus.model import Checkpoint, Mode, State, Stats, Stream, Subscription
 from postbus.store import Store
 from postbus.store.contract import Rewound
 
-__all__ = ["group", "left_behind"]
+__all__ = ["find", "group", "left_behind", "remains"]
 
 LEFT: Final = {State.PENDING: "pending", State.LEASED: "processing", State.DEAD: "dead", State.PARKED: "parked"}
 MOST_NAMED: Final = 20
@@ -75,6 +75,15 @@ def _rows(store: Store, wanted: Iterable[Subscription]) -> list[dict[str, Any]]:
 def left_behind(standing: Sequence[tuple[int, str | None, State]]) -> Counter[State]:
     """Count what a subscription that reads by position has passed and not done, by state."""
     return Counter(state for *_, state in standing)
+
+
+def remains(store: Store, found: Stats) -> dict[str, tuple[int, int]]:
+    """Return how many events are dead, and how many parked behind them, in every subscription."""
+    counts = {each.name: (each.dead, 0) for each in found.subscriptions}
+    for each in found.checkpoints:
+        left = left_behind(store.standing(each.subscription))
+        counts[each.subscription] = left[State.DEAD], left[State.PARKED]
+    return counts
 
 
 def _tables(rows: list[dict[str, Any]], now: datetime) -> Iterator[RenderableType]:
@@ -139,7 +148,7 @@ def resume(name: Name, *, url: Url = None, output: Format = Output.TABLE) -> Non
 
 def _set_paused(name: str, *, paused: bool, url: str | None, output: Output) -> None:
     with existing_store(url) as store:
-        before = _find(store, name)
+        before = find(store, name)
         if paused and before.mode is Mode.SPARK:
             raise InvalidRequest(f"{name!r} is read by a Spark stream, which reads on all the same: stop its query")
         store.pause_subscription(name, paused)
@@ -184,7 +193,7 @@ def rewind(
             confirm(f"Rewind {name} from {before.position:,} to {found.position:,}: {_told(before, found)}?", yes=yes)
             with stderr().status("rewinding …"):
                 found = store.rewind(name, target, ACTOR)
-        paused = _find(store, name).paused
+        paused = find(store, name).paused
     told = {"name": name, "from": before.position, "position": found.position, "again": found.again}
     told |= {"passed_over": found.skipped, "discarded": found.discarded, "dry_run": dry_run}
     emit(output, told, lambda: ())
@@ -216,7 +225,7 @@ def _target(text: str) -> int | datetime | Literal["beginning", "now"]:
 
 def _rewindable(store: Store, name: str, target: int | datetime | str) -> Checkpoint:
     """Return where an ordered subscription stands; raise InvalidRequest if it cannot go where it is to."""
-    found = _find(store, name)
+    found = find(store, name)
     if found.mode is Mode.QUEUE:
         raise InvalidRequest(
             f"{name!r} is a queue, which has no position to rewind; to have it handle old events again: "
@@ -260,7 +269,7 @@ def delete(
     or handles it stops doing so; one that starts later makes it anew.
     """
     with existing_store(url) as store, stderr().status("counting …") as shown:
-        [row] = _rows(store, [_find(store, name)])
+        [row] = _rows(store, [find(store, name)])
         shown.stop()
         if not dry_run:
             confirm(f"Delete {_summary(row)}{_at_it(row)}?", yes=yes)
@@ -288,13 +297,11 @@ def _at_it(row: dict[str, Any]) -> str:
     return f"; programs handle it now: {' '.join(row['handlers'])}" if row["handlers"] and stand is None else ""
 
 
-def _find(store: Store, name: str) -> Subscription:
+def find(store: Store, name: str) -> Subscription:
+    """Return a subscription by its name; raise NotFound, naming those that there are."""
     found = store.subscriptions()
     for each in found:
         if each.name == name:
             return each
     named = ", ".join(each.name for each in found[:MOST_NAMED]) + (" …" if len(found) > MOST_NAMED else "")
     raise NotFound(f"there is no subscription {name!r}; there are: {named or 'none'}")
-
-
-flow(group)

@@ -13,7 +13,6 @@ from postbus.store.sqlite.connection import Database, require_safe_sqlite
 __all__ = ["inspect"]
 
 LOW_SPACE: Final = 256 * 1024 * 1024
-MARK: Final = "postbus restore-mark"
 ARCHIVE: Final = "postbus pipeline archive --lake DIR --older-than 30d"
 
 
