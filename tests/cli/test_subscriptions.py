@@ -366,7 +366,7 @@ def test_a_follower_that_is_behind_for_a_moment_is_well(shop, cli, data):
 
 def test_a_follower_that_stands_still_although_it_is_read_is_found(shop, cli, data, monkeypatch):
     """Its handler hangs, say: told with the process that reads (S0.9)."""
-    monkeypatch.setattr("postbus.cli.doctor.STILL", timedelta(0))
+    monkeypatch.setattr("postbus.doctor.STILL", timedelta(0))
     entered, go_on = threading.Event(), threading.Event()
     bus = EventBus(shop, worker_id="shop-2")
 
@@ -387,7 +387,7 @@ def test_a_follower_that_stands_still_although_it_is_read_is_found(shop, cli, da
 
 def test_a_follower_that_is_left_alone_is_found(shop, cli, data, monkeypatch):
     """Something to read and nobody who does is a finding after a while; so are its dead letters (S0.9)."""
-    monkeypatch.setattr("postbus.cli.doctor.STILL", timedelta(0))
+    monkeypatch.setattr("postbus.doctor.STILL", timedelta(0))
     assert not wrong(data("doctor", expect=3), "followers")
     cli("publish", "order.placed")
     found = data("doctor", expect=3)

@@ -81,8 +81,10 @@ def test_it_goes_on_after_a_resize_and_ends_with_q(three_dead, terminal, cli):
     assert "! 3 in subscription default" in screen.until("q ends")
     assert not screen.is_as_found
     screen.resize(12, 44)
-    drawn = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", screen.until("mend it").partition("\x1b[H")[2])
-    assert max(len(each.strip("\r")) for each in drawn.split("\n")) <= 44
+    while True:  # the old size may be drawn once more before the new one is seen
+        drawn = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", screen.until("mend it").partition("\x1b[H")[2])
+        if 0 < max(len(each.strip("\r")) for each in drawn.split("\n")) <= 44:
+            break
     screen.press("q")
     assert screen.end()[0] == 0
     assert screen.is_as_found

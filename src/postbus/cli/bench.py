@@ -11,7 +11,7 @@ from uuid import uuid4
 import typer
 
 from postbus.bus import EventBus
-from postbus.cli.console import Output, emit, many, progress, say, table
+from postbus.cli.console import Output, emit, progress, say, table
 from postbus.cli.dlq import ACTOR
 from postbus.cli.options import Format, Yes, existing_store
 from postbus.errors import Conflict
@@ -20,6 +20,7 @@ from postbus.pattern import Interest
 from postbus.payload import drafts
 from postbus.store import Store, open_store
 from postbus.store.contract import Claim, Settlement
+from postbus.telling import many
 
 __all__ = ["EXAMPLES", "NAME", "bench"]
 

@@ -7,12 +7,14 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from postbus.cli.console import Output, emit, line, many
+from postbus.cli.console import Output, emit, line
 from postbus.cli.options import Format, SubscriptionName, Url, existing_store, parse_seconds
-from postbus.cli.subscriptions import find, remains
+from postbus.cli.subscriptions import find
+from postbus.doctor import remains
 from postbus.errors import InvalidRequest, PostbusError
 from postbus.model import Stats
 from postbus.store import Store
+from postbus.telling import many
 
 __all__ = ["EXAMPLES", "check"]
 

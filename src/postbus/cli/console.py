@@ -28,17 +28,16 @@ from rich.text import Text
 
 from postbus.errors import InvalidRequest
 from postbus.model import Event, Page
+from postbus.telling import age
 
 __all__ = [
     "Output",
-    "age",
     "confirm",
     "doing",
     "emit",
     "ending_well",
     "flow",
     "line",
-    "many",
     "progress",
     "require_answer",
     "say",
@@ -121,21 +120,6 @@ def _cell(value: object) -> Text:
             return Text(age(value))
         case _:
             return line(value)
-
-
-def many(count: int, noun: str) -> str:
-    """Return a count with its noun, in the plural unless it is one."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
-def age(value: timedelta) -> str:
-    """Return a length of time for people: its two largest units."""
-    left, parts = int(value.total_seconds()), list[str]()
-    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "m"), (1, "s")):
-        count, left = divmod(left, size)
-        if count or parts:
-            parts.append(f"{count}{unit}")
-    return " ".join(parts[:2]) or "0s"
 
 
 def emit(output: Output, data: object, view: Callable[[], Iterable[RenderableType]]) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import RenderableType
 
-from postbus.cli.console import Output, confirm, emit, line, many, progress, say, table, tell_rest
+from postbus.cli.console import Output, confirm, emit, line, progress, say, table, tell_rest
 from postbus.cli.events import event_view, first_line
 from postbus.cli.options import (
     DryRun,
@@ -28,6 +28,7 @@ from postbus.errors import InvalidRequest
 from postbus.model import DeadLetter, Mode, State
 from postbus.store import Store
 from postbus.store.contract import DeadFilter
+from postbus.telling import many
 
 __all__ = ["ACTOR", "Parked", "group", "parked", "reason"]
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, cast
 
 import typer
 
-from postbus.cli.console import Output, emit, many, progress, say, table
+from postbus.cli.console import Output, emit, progress, say, table
 from postbus.cli.options import DryRun, Format, Url, existing_store
 from postbus.config import Settings
 from postbus.errors import InvalidEventError, InvalidRequest, NotFound, PostbusError, SchemaMismatch
@@ -17,6 +17,7 @@ from postbus.model import Json
 from postbus.payload import Draft, draft, parse
 from postbus.store import Store, open_source, open_store
 from postbus.store.source import Columns, SourceRow
+from postbus.telling import many
 
 __all__ = ["EXAMPLES", "import_table"]
 

@@ -12,13 +12,14 @@ from uuid import uuid4
 
 import typer
 
-from postbus.cli.console import Output, confirm, doing, emit, many, progress, require_answer, say, table
+from postbus.cli.console import Output, confirm, doing, emit, progress, require_answer, say, table
 from postbus.cli.dlq import ACTOR
 from postbus.cli.options import DryRun, Format, Tags, Url, Yes, existing_store, moment_before, parse_seconds
 from postbus.config import Settings
 from postbus.errors import InvalidRequest, NotFound, SchemaMismatch
 from postbus.model import Mode, Stream
 from postbus.store import Store, exists, open_store, shown
+from postbus.telling import many
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

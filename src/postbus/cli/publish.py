@@ -9,11 +9,12 @@ from typing import Annotated, Any, BinaryIO, Final, cast
 import typer
 
 from postbus.bus import EventBus
-from postbus.cli.console import Output, emit, many, progress, say, table, to_json
+from postbus.cli.console import Output, emit, progress, say, table, to_json
 from postbus.cli.options import Format, Tags, Url, parse_moment, parse_seconds
 from postbus.errors import InvalidEventError, InvalidPayloadError, PostbusError
 from postbus.model import Event, Json
 from postbus.payload import MAX_PAYLOAD, draft, parse
+from postbus.telling import many
 
 __all__ = ["EXAMPLES", "publish"]
 

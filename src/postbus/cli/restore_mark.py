@@ -2,8 +2,9 @@
 
 from typing import Final
 
-from postbus.cli.console import Output, confirm, emit, many, say, stderr
+from postbus.cli.console import Output, confirm, emit, say, stderr
 from postbus.cli.options import DryRun, Format, Url, Yes, existing_store
+from postbus.telling import many
 
 __all__ = ["EXAMPLES", "restore_mark"]
 

@@ -5,9 +5,10 @@ from typing import Final
 
 from rich.console import RenderableType
 
-from postbus.cli.console import Output, emit, line, many, table
+from postbus.cli.console import Output, emit, line, table
 from postbus.cli.options import Format, Url, existing_store
 from postbus.model import Stats
+from postbus.telling import many
 
 __all__ = ["EXAMPLES", "stats"]
 

@@ -1,8 +1,7 @@
 """`postbus subscriptions`: the named consumer groups over the log: look, pause, rewind, delete."""
 
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal
@@ -10,15 +9,17 @@ from typing import Annotated, Any, Final, Literal
 import typer
 from rich.console import RenderableType
 
-from postbus.cli.console import Output, confirm, emit, line, many, say, stderr, table
+from postbus.cli.console import Output, confirm, emit, line, say, stderr, table
 from postbus.cli.dlq import ACTOR, Parked, parked
 from postbus.cli.options import DryRun, Format, Url, Yes, existing_store, parse_moment
+from postbus.doctor import left_behind
 from postbus.errors import InvalidRequest, NotFound
-from postbus.model import Checkpoint, Mode, State, Stats, Stream, Subscription
+from postbus.model import Checkpoint, Mode, State, Stream, Subscription
 from postbus.store import Store
 from postbus.store.contract import Rewound
+from postbus.telling import many
 
-__all__ = ["find", "group", "left_behind", "remains"]
+__all__ = ["find", "group"]
 
 LEFT: Final = {State.PENDING: "pending", State.LEASED: "processing", State.DEAD: "dead", State.PARKED: "parked"}
 MOST_NAMED: Final = 20
@@ -70,20 +71,6 @@ def _rows(store: Store, wanted: Iterable[Subscription]) -> list[dict[str, Any]]:
         unfinished = dict(zip(LEFT.values(), counts, strict=True)) | {"parked_behind": parked(standing)}
         rows.append(asdict(each) | {"handlers": mine} | unfinished | {"checkpoint": stands.get(each.name)})
     return rows
-
-
-def left_behind(standing: Sequence[tuple[int, str | None, State]]) -> Counter[State]:
-    """Count what a subscription that reads by position has passed and not done, by state."""
-    return Counter(state for *_, state in standing)
-
-
-def remains(store: Store, found: Stats) -> dict[str, tuple[int, int]]:
-    """Return how many events are dead, and how many parked behind them, in every subscription."""
-    counts = {each.name: (each.dead, 0) for each in found.subscriptions}
-    for each in found.checkpoints:
-        left = left_behind(store.standing(each.subscription))
-        counts[each.subscription] = left[State.DEAD], left[State.PARKED]
-    return counts
 
 
 def _tables(rows: list[dict[str, Any]], now: datetime) -> Iterator[RenderableType]:

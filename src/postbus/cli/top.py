@@ -17,13 +17,14 @@ import typer
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 
-from postbus.cli.console import Output, age, emit, ending_well, line, many, stdout, table
-from postbus.cli.doctor import SILENT, Patient
+from postbus.cli.console import Output, emit, ending_well, line, stdout, table
 from postbus.cli.options import Format, Url, existing_store
+from postbus.doctor import SILENT, Patient
 from postbus.errors import StoreUnavailable
 from postbus.model import Checkpoint, HandlerRecord, Stats
 from postbus.store import Store
 from postbus.store.contract import Finding
+from postbus.telling import age, many
 
 __all__ = ["EXAMPLES", "top"]
 

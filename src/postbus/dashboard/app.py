@@ -1,7 +1,7 @@
 """The dashboard's own ASGI application: its addresses, and who may go there."""
 
 from collections.abc import Callable, Coroutine
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import wraps
 from pathlib import Path
 from typing import Any, Final, cast
@@ -18,7 +18,9 @@ from postbus.dashboard import acting, pages, views
 from postbus.dashboard.pulse import Background, Pulse
 from postbus.dashboard.room import Board, Room, base_of, form
 from postbus.dashboard.sessions import COOKIE, LASTS, Sessions
+from postbus.doctor import Patient
 from postbus.errors import NotFound, PostbusError, StoreUnavailable
+from postbus.telling import age
 
 __all__ = ["create_dashboard"]
 
@@ -37,10 +39,10 @@ def create_dashboard(board: Board) -> Starlette:
         lstrip_blocks=True,
     )
     cast("dict[str, Any]", templates.filters).update(  # pyright: ignore[reportUnknownMemberType]
-        {"age": views.age, "moment": moment_text, "q": _quoted}
+        {"age": _age, "moment": moment_text, "q": _quoted}
     )
     store = board.bus.store
-    findings = Background(lambda: list(board.examine(store)), FINDINGS_FRESH)
+    findings = Background(lambda: list(Patient(store, "").examined()), FINDINGS_FRESH)
     room = Room(board, Pulse(store), findings, Sessions(board.tokens), templates)
 
     def route(path: str, page: Page, method: str = "GET", *, needs: str = "read") -> Route:
@@ -70,6 +72,10 @@ def create_dashboard(board: Board) -> Starlette:
         ],
         exception_handlers={404: _plain(room, nowhere)},
     )
+
+
+def _age(time: timedelta | None) -> str:
+    return views.NONE if time is None else age(time)
 
 
 def _quoted(text: object) -> str:

@@ -1,6 +1,6 @@
 """What the dashboard works with: what it shows, how a page is made of it, and what its forms say."""
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -68,8 +68,6 @@ class Board:
     tokens: Tokens | None = None
     mask: bool = False
     """Show of payloads only their shape."""
-    examine: Callable[[Store], Iterable[Finding]] = lambda store: store.inspect(deep=False)
-    """Tells what is wrong with a store."""
     lake: Callable[[], Sequence[Coverage]] | None = None
     """Tells what a lake holds, if there is one."""
     report: Path | None = None

@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 
 import orjson
 
+from postbus.doctor import SILENT
 from postbus.fingerprint import fingerprint
 from postbus.model import (
     Action,
@@ -24,6 +25,7 @@ from postbus.model import (
 )
 from postbus.pattern import Interest
 from postbus.store.contract import Fault, Store
+from postbus.telling import age, many
 
 __all__ = [
     "NONE",
@@ -32,7 +34,6 @@ __all__ = [
     "Group",
     "Lane",
     "Process",
-    "age",
     "asked_of",
     "cause",
     "concerns",
@@ -47,7 +48,6 @@ __all__ = [
 ]
 
 OLD: Final = timedelta(minutes=5)
-SILENT: Final = timedelta(minutes=3)
 MASK: Final = "•••"
 NONE: Final = "\u2013"
 ENDS: Final = {
@@ -77,7 +77,7 @@ def concerns(stats: Stats, crew: Sequence["Process"], subscriptions: Sequence[Su
     for where, count in stats.unhandled.items():
         name, _, kind = where.partition("/")
         link = to("events", status="PENDING", subscription=name, type=kind)
-        yield Concern(f"nobody handles {kind} in {name}: {_many(count, 'event')} waiting", link)
+        yield Concern(f"nobody handles {kind} in {name}: {many(count, 'event')} waiting", link)
     for each in crew:
         if each.gone:
             yield Concern(f"worker {each.worker_id} is gone, heard of {age(each.silent)} ago", "workers")
@@ -86,7 +86,7 @@ def concerns(stats: Stats, crew: Sequence["Process"], subscriptions: Sequence[Su
 
 def _of_queue(queue: SubscriptionStats) -> Iterator[Concern]:
     if queue.dead:
-        yield Concern(f"{_many(queue.dead, 'dead letter')} in {queue.name}", to("dead", subscription=queue.name))
+        yield Concern(f"{many(queue.dead, 'dead letter')} in {queue.name}", to("dead", subscription=queue.name))
     if queue.oldest_age is not None and queue.oldest_age > OLD:
         link = to("events", status="PENDING", subscription=queue.name)
         yield Concern(f"the oldest in {queue.name} waits for {age(queue.oldest_age)}", link)
@@ -95,7 +95,7 @@ def _of_queue(queue: SubscriptionStats) -> Iterator[Concern]:
 def _slow(stats: Stats, subscriptions: Sequence[Subscription]) -> Iterator[Concern]:
     for each in stats.checkpoints:
         if each.waiting is not None and each.waiting > OLD:
-            yield Concern(f"{each.subscription} is {_many(each.lag, 'position')} behind", "subscriptions", grave=False)
+            yield Concern(f"{each.subscription} is {many(each.lag, 'position')} behind", "subscriptions", grave=False)
     for each in subscriptions:
         if each.paused:
             yield Concern(f"{each.name} is paused", "subscriptions", grave=False)
@@ -303,20 +303,6 @@ def asked_of(params: Mapping[str, str]) -> dict[str, str]:
 # ── text ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def age(time: timedelta | None) -> str:
-    """Return a length of time as people say it."""
-    if time is None:
-        return NONE
-    seconds = max(0.0, time.total_seconds())
-    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
-        if seconds >= size:
-            rest = {"d": "h", "h": "min", "min": "s"}[unit]
-            parts = {"d": 3_600, "h": 60, "min": 1}[unit]
-            small = int(seconds % size // parts)
-            return f"{int(seconds // size):,} {unit}" + (f" {small} {rest}" if small else "")
-    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"  # noqa: PLR2004
-
-
 def pretty(value: Any, *, mask: bool) -> str:
     """Return a payload as indented JSON, integers beyond 64 bits exact."""
     shown = masked(value) if mask else value
@@ -334,7 +320,3 @@ def masked(value: Any) -> Any:
     if isinstance(value, list):
         return [masked(each) for each in cast("list[Any]", value)]
     return None if value is None else MASK
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"

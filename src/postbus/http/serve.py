@@ -76,8 +76,8 @@ def serve(
     )
     with _bound(host, port) as listening:
         shown = f"[{host}]" if ":" in host else host
-        ready(f"http://{shown}:{listening.getsockname()[1]}")
-        _Server(config, app).run(sockets=[listening])
+        where = f"http://{shown}:{listening.getsockname()[1]}"
+        _Server(config, app, lambda: ready(where)).run(sockets=[listening])
 
 
 def _bound(host: str, port: int) -> socket.socket:
@@ -96,9 +96,16 @@ def _bound(host: str, port: int) -> socket.socket:
 class _Server(uvicorn.Server):
     """Lets nobody wait any longer once it has been asked to end."""
 
-    def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
+    def __init__(self, config: uvicorn.Config, app: FastAPI, ready: Callable[[], None] = lambda: None) -> None:
         super().__init__(config)
         self._app = app
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin; say so only now that signals are heard, and a request is answered."""
+        await super().startup(sockets)
+        if self.started:
+            self._ready()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to end; a second time, at once."""
