@@ -14,7 +14,7 @@ help:  ## Show this list
 	@awk 'BEGIN { FS = ":.*## "; print "Usage: make TARGET [PYTHON=python3.12] [ARGS=...]\n" } \
 	     /^[a-z]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-demo: $(VENV)/.spark  ## Run the demo shop: workers are killed, no event is lost, Spark reports
+demo: $(VENV)/.spark  ## Run the demo shop: workers are killed, no event is lost, Spark reports (ARGS=--keep: stay open)
 	@$(BIN)/postbus demo $(ARGS)
 
 test: $(VENV)/.dev  ## Run the tests (ARGS="-k retry" picks some)
@@ -62,11 +62,13 @@ $(VENV)/pyvenv.cfg:
 	@$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.spark: pyproject.toml | $(VENV)/pyvenv.cfg
-	$(call install,[spark$(COMMA)jdk])
+	$(call install,[server$(COMMA)spark$(COMMA)jdk])
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml | $(VENV)/pyvenv.cfg
 	$(call install,[dev$(COMMA)server$(COMMA)spark$(COMMA)jdk])
+	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || $(BIN)/playwright install chromium >/dev/null 2>&1 || \
+	 echo "No browser could be installed, and the tests of the dashboard need one: apt install chromium" >&2
 	@touch $(VENV)/.spark $@
 
 $(VENV)/.bench: pyproject.toml | $(VENV)/pyvenv.cfg
