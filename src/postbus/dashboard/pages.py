@@ -21,6 +21,7 @@ WITHIN: Final = timedelta(seconds=0.2)
 """How long a page looks for events that match; what it has seen by then is shown, and how far it got."""
 MOST_FAULTS: Final = 1_000
 MOST_RUNNING: Final = 100
+MOST_LOGS: Final = 500
 TICK: Final = 1.0
 QUIET: Final = 5.0
 REPORT_CSP: Final = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'none'; sandbox"
@@ -101,13 +102,15 @@ async def event(room: Room, request: Request) -> Response:
 
     def gather() -> dict[str, Any]:
         found = room.store.get(event_id, request.query_params.get("subscription") or "default")
-        logs = room.store.logs(event_id)
+        whole = room.store.logs(event_id)
+        logs = whole[-MOST_LOGS:]
         crew = views.processes(room.store)
         names = {each.name: each for each in room.store.subscriptions()}
         now = room.store.now()
         return {
             "event": found,
             "logs": logs,
+            "left_out": len(whole) - len(logs),
             "lanes": views.lanes(found, logs, now),
             "deliveries": [
                 (each, views.why_waiting(found, each, now, names.get(each.subscription), crew))
