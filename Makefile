@@ -7,7 +7,7 @@ ARGS   ?=
 COMMA  := ,
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench prove format docs clean
+.PHONY: help demo test check bench prove format docs site clean
 .DELETE_ON_ERROR:
 
 help:  ## Show this list
@@ -27,6 +27,7 @@ check: $(VENV)/.dev  ## Lint, format, types, layers, and generated pages: change
 	@$(BIN)/lint-imports
 	@$(BIN)/python tools/requirements_page.py --check
 	@$(BIN)/python tools/cli_page.py --check
+	@$(BIN)/python tools/llms_page.py --check
 
 bench: $(VENV)/.bench bench/node/node_modules/.ready  ## Measure postbus and its peers side by side
 	@$(BIN)/python -m bench $(ARGS)
@@ -41,9 +42,13 @@ format: $(VENV)/.dev  ## Format the code and apply the safe lint fixes
 docs: $(VENV)/.dev  ## Regenerate the pages made from the tests and the commands
 	@$(BIN)/python tools/requirements_page.py
 	@$(BIN)/python tools/cli_page.py
+	@$(BIN)/python tools/llms_page.py
+
+site: $(VENV)/.dev  ## Build the documents as a site, into site/
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:  ## Remove .venv, caches and build products
-	@rm -rf $(VENV) dist build .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) dist build site .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	@find src tests tools bench -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # --- the virtual environment: a stamp file a set of extras, renewed when pyproject.toml changes ---

@@ -19,7 +19,7 @@ from postbus.store import grant_roles
 from tests.postgres.server import query, server
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SERVED = "http.md"  # needs a server: test_http_page runs it
 POSTGRESQL = ROOT / "docs" / "postgresql.md"
 
@@ -66,7 +66,7 @@ def test_the_python_of_a_page_runs_and_prints_what_the_page_says(page, tmp_path)
         lines += [""] * (block.line - len(lines)) + block.text.splitlines()
     program = tmp_path / f"{page.stem.lower()}_examples.py"  # line numbers are those of the page
     program.write_text("\n".join(lines), encoding="utf-8")
-    with server().database() if page == POSTGRESQL else nullcontext("") as url:
+    with server().database() if "DATABASE_URL" in program.read_text(encoding="utf-8") else nullcontext("") as url:
         ran = subprocess.run(
             [sys.executable, "-W", "error", program],
             check=False,
