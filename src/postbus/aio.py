@@ -1,6 +1,7 @@
 """AsyncEventBus: the same bus for coroutines. A thin wrapper: every call runs the one implementation in a thread."""
 
 import asyncio
+import contextvars
 import functools
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -35,7 +36,9 @@ class _Wrapper(Generic[S]):
     async def in_thread(self, call: Callable[[], R]) -> R:
         """Run a blocking call in a thread; raise EventBusShutdownError after `shutdown`."""
         try:
-            running = asyncio.get_running_loop().run_in_executor(self.threads, call)
+            # In the caller's context: what is published continues the caller's trace.
+            inside = contextvars.copy_context().run
+            running = asyncio.get_running_loop().run_in_executor(self.threads, inside, call)
         except RuntimeError:
             raise EventBusShutdownError("the bus is shut down") from None
         return await running

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Final, Self, TypedDict, TypeVar, Unpack
 from uuid import uuid4
 
+from postbus import figures
 from postbus.breaker import Breaker
 from postbus.clock import Clock
 from postbus.config import Settings
@@ -54,6 +55,7 @@ from postbus.retry import RetryPolicy
 from postbus.store import open_store
 from postbus.store.contract import Claim, Settled, Settlement, Store, Transaction
 from postbus.subscriptions import Subscriptions
+from postbus.tracing import publishing, spans
 from postbus.upkeep import Upkeep, recover
 from postbus.worker import Worker
 
@@ -223,10 +225,20 @@ class EventBus:
     def _store_drafts(self, ready: list[Draft], connection: Any) -> list[Event]:
         self._open()
         probe("publishing")
+        if spans() is None:
+            return self._keep(ready, connection)
+        with publishing(ready) as traced:
+            return self._keep(traced, connection)
+
+    def _keep(self, ready: list[Draft], connection: Any) -> list[Event]:
         if connection is None:
-            return self.store.publish(ready)
-        ours = hasattr(connection, "publish")
-        return connection.publish(ready) if ours else self.store.publish_on(connection, ready)
+            events = self.store.publish(ready)
+        else:
+            ours = hasattr(connection, "publish")
+            events = connection.publish(ready) if ours else self.store.publish_on(connection, ready)
+        if figures.listener is not None:
+            figures.listener.published(len(ready))
+        return events
 
     def _wait_settled(self, event: Event, names: tuple[str, ...], timeout: float | None) -> Event:
         followers = self._followers.values()
@@ -376,6 +388,8 @@ class EventBus:
             self._open()
             if self._worker is not None:
                 return
+            if figures.listener is not None:
+                figures.listener.runs(self.store.url)
             self._be_alive()
             if not self.store.remote:
                 recover(self.store, self.settings.retry, self._owner)
@@ -535,19 +549,21 @@ class EventBus:
             raise InvalidRequest("types and tags must be lists of strings")
         self._be_alive()
         interests = tuple(Interest(check_pattern(each), frozenset(tags or ())) for each in types or ("*",))
-        return list(
-            self.store.claim(
-                Claim(
-                    subscription=subscription,
-                    worker_id=worker_id or self.worker_id,
-                    owner=self._owner,
-                    interests=interests,
-                    limit=limit,
-                    lease=timedelta(seconds=self.settings.lease),
-                    policy=self.settings.retry,
-                )
-            ).deliveries
-        )
+        found = self.store.claim(
+            Claim(
+                subscription=subscription,
+                worker_id=worker_id or self.worker_id,
+                owner=self._owner,
+                interests=interests,
+                limit=limit,
+                lease=timedelta(seconds=self.settings.lease),
+                policy=self.settings.retry,
+            )
+        ).deliveries
+        if figures.listener is not None:
+            for each in found:
+                figures.listener.claimed(each)
+        return list(found)
 
     def finalize(
         self,
@@ -568,8 +584,11 @@ class EventBus:
         described = [describe(each, delivery) for each in errors]
         outcome = self._outcome(delivery, described, success=success, retry=retry)
         told = Settlement(delivery.lease, outcome, delivery.worker_id, status_code, execution_time_ms)
-        if self.store.settle([told])[0] is Settled.LOST:
+        settled = self.store.settle([told])[0]
+        if settled is Settled.LOST:
             raise LeaseLost(f"event {delivery.id} in {delivery.subscription!r} is no longer held under this lease")
+        if settled is Settled.APPLIED and figures.listener is not None:
+            figures.listener.settled(delivery.subscription, outcome)
 
     def _outcome(
         self, delivery: Delivery, errors: Sequence[AttemptError], *, success: bool | None, retry: bool

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final, NamedTuple, NoReturn, Protocol, TypeVar
 
+from postbus import figures
 from postbus.breaker import Breaker, BreakerState
 from postbus.errors import (
     Discard,
@@ -31,6 +32,7 @@ from postbus.model import AttemptError, Dead, Delivery, Done, DoneWithErrors, Le
 from postbus.observe import logger, probe, tell
 from postbus.retry import RetryPolicy
 from postbus.store.contract import Settled, Settlement, Store, Transaction
+from postbus.tracing import Handling, is_watched
 
 __all__ = ["CANCELLED", "Context", "Execution", "Ownership", "Report", "Run", "describe", "handler_log", "tell_failed"]
 
@@ -39,6 +41,7 @@ CANCELLED: Final = (asyncio.CancelledError, concurrent.futures.CancelledError)
 TRACEBACK_LIMIT: Final = 4_000
 MESSAGE_LIMIT: Final = 2_000
 DONE: Final = Done()
+UNWATCHED: Final = contextlib.nullcontext()
 
 
 class Report(NamedTuple):
@@ -180,6 +183,8 @@ class Execution:
 
     def begin(self, delivery: Delivery) -> Run:
         """Return a run that stands before the delivery's first handler."""
+        if figures.listener is not None:
+            figures.listener.claimed(delivery)
         return Run(delivery, self.handlers.match(delivery.subscription, delivery.event))
 
     def run(self, run: Run, is_mine: Ownership) -> Report | None:
@@ -261,6 +266,8 @@ class Execution:
             run.index -= 1
             return self.went(run, error)
         probe("settled")
+        if figures.listener is not None and report.outcome is not None and not isinstance(report.outcome, Settled):
+            figures.listener.settled(lease.subscription, report.outcome)
         for handler in run.handlers[run.outside :]:
             self._worked(handler)
         return report._replace(outcome=Settled.APPLIED)
@@ -330,7 +337,8 @@ class Execution:
 
     def _try(self, run: Run) -> BaseException | None:
         try:
-            result = self._call(run)
+            with self._watched(run):
+                result = self._call(run)
         except BaseException as error:  # noqa: BLE001  even SystemExit is only a failed attempt: the worker lives on
             return error
         if inspect.isawaitable(result):
@@ -342,7 +350,8 @@ class Execution:
         try:
             async with asyncio.timeout(handler.timeout):
                 if handler.is_async:
-                    await self._call(run)
+                    with self._watched(run):
+                        await self._call(run)
                     return None
                 return await in_thread(lambda: self._try(run), self.left_behind)
         except TimeoutError as error:
@@ -352,6 +361,14 @@ class Execution:
             return error
         except BaseException as error:  # noqa: BLE001  even SystemExit is only a failed attempt: the worker lives on
             return error
+
+    @staticmethod
+    def _watched(run: Run) -> AbstractContextManager[None]:
+        """Return what tells of a handler while it runs, to whoever wants to know."""
+        if not is_watched():
+            return UNWATCHED
+        delivery = run.delivery
+        return Handling((delivery.event,), delivery.subscription, delivery.attempt, run.handler.name)
 
     def _call(self, run: Run) -> Any:
         handler, delivery = run.handler, run.delivery
@@ -481,6 +498,7 @@ def tell_failed(
         handler=handler.name,
         attempt=delivery.attempt,
         worker_id=delivery.worker_id,
+        traceparent=delivery.event.metadata.get("traceparent"),
         error_type=told.type,
         error_message=told.message,
         then=then,

@@ -14,12 +14,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
+from contextvars import copy_context
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Final, Self
 from uuid import uuid4
 
+from postbus import figures
 from postbus.errors import (
     Conflict,
     Discard,
@@ -31,14 +33,15 @@ from postbus.errors import (
     StoreUnavailable,
     UnsafeStore,
 )
-from postbus.execution import CANCELLED, Context, describe, handler_log, tell_failed
+from postbus.execution import CANCELLED, UNWATCHED, Context, describe, handler_log, tell_failed
 from postbus.follow import Follow, InstanceMode, make_follow
 from postbus.leftovers import Cancelled, HandlerFailed, Leftovers, cause
 from postbus.loop import Loop
-from postbus.model import AttemptError, Delivery, Event, HandlerRecord, Lease, Mode, Stream
+from postbus.model import AttemptError, Dead, Delivery, Done, Event, HandlerRecord, Lease, Mode, Retry, Stream
 from postbus.observe import probe, tell
 from postbus.store import open_store
 from postbus.store.contract import Ahead, Burial, Lead, Step, Store, Transaction
+from postbus.tracing import Handling, is_watched
 
 __all__ = ["Follower"]
 
@@ -359,6 +362,8 @@ class Follower:
                 return
         errors = self._doomed(group[0], ahead) or self._attempt(lead, group, last)
         if errors is None:
+            if figures.listener is not None:
+                figures.listener.settled(self._name, Done, len(group))
             if self._handler.transactional:
                 self._saved_at(last)
             else:
@@ -413,6 +418,8 @@ class Follower:
                 tell_failed(delivery, errors[-1], self._handler, self.follow.on_error if final else "retry")
                 if final:
                     return errors
+                if figures.listener is not None:
+                    figures.listener.settled(self._name, Retry)
                 later = error.delay if isinstance(error, RetryLater) else None
                 delay = self.follow.retry.delay(len(errors) + 1, self._chance) if later is None else later
                 if self._interrupt.wait(delay.total_seconds()):
@@ -421,7 +428,8 @@ class Follower:
                 return None
 
     def _run(self, lead: Lead, group: Sequence[Event], last: int, attempt: int) -> None:
-        delivery = self._delivery(lead, group[0], attempt) if self._handler.wants_context else None
+        wanted = self._handler.wants_context or is_watched()
+        delivery = self._delivery(lead, group[0], attempt) if wanted else None
         if not self._handler.transactional:
             self.call(group, delivery)
             probe("handled")
@@ -431,6 +439,12 @@ class Follower:
             probe("handled")
             tx.move(Step(self._name, lead.epoch, last, self._worker_id))
             probe("checkpointing")
+
+    def _watched(self, group: Sequence[Event], delivery: Delivery | None) -> AbstractContextManager[None]:
+        """Return what tells of the handler while it runs, to whoever wants to know."""
+        if delivery is None or not is_watched():
+            return UNWATCHED
+        return Handling(group, self._name, delivery.attempt, self._handler.name)
 
     def call(
         self,
@@ -445,17 +459,23 @@ class Follower:
         Raises HandlerFailed for whatever it raises, and Cancelled for that.
         """
         try:
-            if delivery is not None and self._handler.wants_context:
-                context = Context(delivery, handler_log(delivery), self._still_leads, redelivered)
-                result = self.follow.call(group, context) if tx is None else self.follow.call(group, ctx=context, tx=tx)
-            else:
-                result = self.follow.call(group) if tx is None else self.follow.call(group, tx=tx)
-            if self._handler.is_async:
-                self._await(result)
+            with self._watched(group, delivery):
+                self._call(group, delivery, tx, redelivered=redelivered)
         except CANCELLED:
             raise Cancelled from None
         except BaseException as error:
             raise HandlerFailed(error) from error
+
+    def _call(
+        self, group: Sequence[Event], delivery: Delivery | None, tx: Transaction | None, *, redelivered: bool
+    ) -> None:
+        if delivery is not None and self._handler.wants_context:
+            context = Context(delivery, handler_log(delivery), self._still_leads, redelivered)
+            result = self.follow.call(group, context) if tx is None else self.follow.call(group, ctx=context, tx=tx)
+        else:
+            result = self.follow.call(group) if tx is None else self.follow.call(group, tx=tx)
+        if self._handler.is_async:
+            self._await(result)
 
     def _await(self, coroutine: Any) -> None:
         if self._loop is not None:
@@ -463,7 +483,7 @@ class Follower:
             return
         if self._runner is None:
             self._runner = asyncio.Runner()
-        self._runner.run(coroutine)
+        self._runner.run(coroutine, context=copy_context())  # else it would know nothing of the span at hand
 
     def _still_leads(self, _: Delivery) -> None:
         if self._interrupt.is_set():
@@ -482,6 +502,8 @@ class Follower:
                 f"{errors[-1].type}: {errors[-1].message}"
             )
         self._move(lead, event.id, buried=[Burial(event, errors, ms)])
+        if figures.listener is not None:
+            figures.listener.settled(self._name, Dead)
         if self.follow.on_error == "park_key" and event.key is not None:
             self._left.add(event)
 

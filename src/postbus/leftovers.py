@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Final, Protocol
 
+from postbus import figures
 from postbus.errors import Discard, LeaseLost, RetryLater, StoreUnavailable
 from postbus.execution import describe, tell_failed
 from postbus.follow import Follow
@@ -125,7 +126,11 @@ class Leftovers:
         except Exception as raised:  # noqa: BLE001  the handler's own, or its transaction's
             outcome = self._outcome(delivery, cause(raised))
             self._store.settle([Settlement(delivery.lease, outcome, self._worker_id, execution_time_ms=_since(began))])
+            if figures.listener is not None:
+                figures.listener.settled(delivery.subscription, outcome)
             return False
+        if figures.listener is not None:
+            figures.listener.settled(delivery.subscription, Done)
         return True
 
     def _outcome(self, delivery: Delivery, error: BaseException) -> Retry | Dead:

@@ -6,8 +6,9 @@ text shown. It never touches the root logger; an application that sets up no log
 
 import logging
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 
-__all__ = ["Told", "logger", "probe", "set_probe", "tell"]
+__all__ = ["Told", "bind_events", "bound", "logger", "probe", "set_probe", "tell"]
 
 logger = logging.getLogger("postbus")
 
@@ -29,6 +30,27 @@ def tell(level: int, name: str, /, error: BaseException | None = None, **fields:
     told = Told(name)
     told.fields = fields
     logger.log(level, told, extra=fields, exc_info=error)
+
+
+handling: ContextVar[Callable[[], Mapping[str, object]] | None] = ContextVar("postbus_handling", default=None)
+"""Tells of the event whose handler runs in this context."""
+binding = False
+"""Whether anybody wants to know."""
+
+
+def bind_events() -> None:
+    """From now on, have `bound` tell of the event at hand; `postbus worker` does so for its own log."""
+    global binding  # noqa: PLW0603  one process, one log
+    binding = True
+
+
+def bound() -> Mapping[str, object]:
+    """Return what to log beside whatever a handler logs: event, type, attempt, subscription and trace, if known.
+
+    Outside of handlers, and before `bind_events`, that is nothing.
+    """
+    fields = handling.get()
+    return {} if fields is None else fields()
 
 
 _hook: Callable[[str], None] | None = None

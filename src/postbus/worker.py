@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Final
 
+from postbus import figures
 from postbus.claiming import Claiming
 from postbus.config import Settings
 from postbus.errors import NotFound, StoreUnavailable
@@ -207,6 +208,9 @@ class Worker:
         except NotFound as error:
             tell(logging.WARNING, "subscription_gone", subscription=subscription, reason=str(error))
             return Claimed()
+        if figures.listener is not None:
+            for name, state in tuple(self._execution.breakers.items()):
+                figures.listener.broken(name, state)
         self._draining |= claimed.suspects
         try:
             self._dispatch(claimed.deliveries)
@@ -293,6 +297,10 @@ class Worker:
             if each.outcome is not None and not isinstance(each.outcome, Settled)
         ]
         results = self._store.settle(told) if told else []
+        if figures.listener is not None:
+            for settlement, result in zip(told, results, strict=True):
+                if result is not Settled.LOST:  # repeated: the first time, nobody heard that it was recorded
+                    figures.listener.settled(settlement.lease.subscription, settlement.outcome)
         lost = [settlement.lease for settlement, result in zip(told, results, strict=True) if result is Settled.LOST]
         lost += [each.delivery.lease for each in batch if each.outcome is Settled.LOST]
         for lease in lost:

@@ -38,6 +38,7 @@ class Run(NamedTuple):
 
 
 RUNS = [
+    Run("grafana --what alerts", "PostbusQueueOld"),
     Run("migrate", "up to date"),
     Run("publish ping", "ping"),
     Run("events list --limit 5", "payment.due"),

@@ -54,7 +54,7 @@ def test_every_route_has_a_scope(guarded: Served):
     assert served == set(ROUTES)
     assert len(REGISTERED) == sum(len(part.routes) for part in PARTS)
     *parts, dashboard = guarded.app.routes
-    assert (len(parts), dashboard.name) == (len(PARTS), "dashboard")  # that one is guarded by sessions
+    assert (len(parts), getattr(dashboard, "name", None)) == (len(PARTS), "dashboard")  # guarded by sessions
     told = guarded.http.get("/openapi.json").json()["paths"]
     scopes = {(method.upper(), path): each["x-scope"] for path in told for method, each in told[path].items()}
     assert scopes == SCOPE

@@ -1,7 +1,9 @@
 """One worker process: `python -m postbus.cli.child MODULE:BUS`, started by the supervisor."""
 
+import contextlib
 import importlib
 import json
+import logging
 import os
 import signal
 import sys
@@ -13,9 +15,10 @@ from typing import Final
 from postbus.aio import AsyncEventBus
 from postbus.bus import EventBus
 from postbus.cli.logs import log_to_stderr
-from postbus.cli.supervise import HOPELESS
+from postbus.cli.supervise import FIGURES, HOPELESS
 from postbus.errors import InvalidRequest, PostbusError
-from postbus.observe import logger
+from postbus.figures import Figures, Region, encoded, listen, of_stats
+from postbus.observe import logger, tell
 
 __all__ = ["OVERRIDES", "main"]
 
@@ -28,9 +31,11 @@ LINGER: Final = 5.0
 def main(target: str) -> int:
     """Run a bus until SIGTERM, or until its supervisor is gone; return the exit code."""
     log_to_stderr()
+    if (file := os.environ.pop(FIGURES, None)) is not None:
+        _count_in(int(file))
     try:
         bus = load(target, json.loads(os.environ.get(OVERRIDES, "{}")))
-        _follow_parent()
+        _follow_parent(bus)
         bus.run()
         logger.info("worker_stopped", extra={"worker_id": bus.worker_id, "worn_out": bus.worn_out})
     except InvalidRequest as error:
@@ -98,14 +103,44 @@ def _apply(bus: EventBus, target: str, flags: dict[str, object]) -> None:
     logger.info("worker_ready", extra={**told, "concurrency": bus.settings.concurrency})
 
 
-def _follow_parent() -> None:
-    """Ask this process to stop when the supervisor's end of stdin closes, which even SIGKILL brings about."""
+def _count_in(file: int) -> None:
+    """Count in memory that the supervisor sees too: what is counted there outlives this process."""
+    listen(Figures(Region(file).cell))
+    os.close(file)
+
+
+def _follow_parent(bus: EventBus) -> None:
+    """Answer what the supervisor asks; stop when its end of stdin closes, which even SIGKILL brings about.
+
+    A thread of its own asks the store: if that hangs, the supervisor's end must be noticed all the same.
+    """
+    asked = threading.Semaphore(0)
 
     def wait() -> None:
-        os.read(0, 1)
+        with contextlib.suppress(OSError):
+            while os.read(0, 1):
+                asked.release()
         os.kill(os.getpid(), signal.SIGTERM)
 
-    threading.Thread(target=wait, name="postbus-parent", daemon=True).start()
+    def answer() -> None:
+        while asked.acquire():
+            with contextlib.suppress(OSError):
+                os.write(0, _told_by_store(bus))
+
+    for work in (wait, answer):
+        threading.Thread(target=work, name="postbus-parent", daemon=True).start()
+
+
+def _told_by_store(bus: EventBus) -> bytes:
+    """Return the store's figures; of one behind a server only that it answers, for the server tells the rest itself."""
+    try:
+        if not bus.store.remote:
+            return encoded(of_stats(bus.stats()))
+        bus.store.breaker("")  # the least question that a worker's token may ask
+        return encoded({})
+    except Exception as error:  # noqa: BLE001  told; whoever asked learns that there is nothing to tell
+        tell(logging.WARNING, "metrics_store_failed", reason=str(error))
+        return b"null\n"
 
 
 if __name__ == "__main__":

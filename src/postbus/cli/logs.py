@@ -6,16 +6,21 @@ import sys
 
 import structlog
 
-from postbus.observe import Told, logger
+from postbus.observe import Told, bind_events, bound, logger
 
 __all__ = ["log_to_stderr"]
 
 
 def log_to_stderr() -> None:
-    """Have what postbus logs, from INFO up, written to stderr; the root logger is the application's own."""
+    """Have what postbus logs, from INFO up, written to stderr; the root logger is the application's own.
+
+    What is logged while a handler runs says at which event, and in which trace.
+    """
+    bind_events()
     terminal = sys.stderr.isatty()
     shared: list[structlog.typing.Processor] = [
         structlog.stdlib.add_log_level,
+        _bound,
         structlog.stdlib.ExtraAdder(),
         _name,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
@@ -29,6 +34,11 @@ def log_to_stderr() -> None:
     logger.handlers[:] = [handler]
     logger.setLevel(logging.INFO)
     logger.propagate = False
+
+
+def _bound(_: object, __: str, entry: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """Tell of the event at hand; what is logged explicitly goes before it."""
+    return {**bound(), **entry}
 
 
 def _name(_: object, __: str, entry: structlog.typing.EventDict) -> structlog.typing.EventDict:

@@ -22,8 +22,10 @@ Example: postbus worker shop:bus --processes 4
 
 There shop.py, in the working directory or installed, has a bus = EventBus() and handlers under @bus.on(…)."""
 LOOK_EVERY: Final = 0.1
+LAST_PORT: Final = 65_535
 Poll = typer.Option(parser=parse_seconds, metavar="TIME", help="How often to look for work, such as 0.5s.")
 Drain = typer.Option(parser=parse_seconds, metavar="TIME", help="How long handlers may finish, such as 2m.")
+Address = typer.Option(metavar="HOST:PORT", envvar="POSTBUS_METRICS", help="Where to tell Prometheus, at /metrics.")
 
 
 def worker(
@@ -34,6 +36,7 @@ def worker(
     prefetch: Annotated[int | None, typer.Option(min=1, max=100_000, help="Events held at most, a process.")] = None,
     poll_interval: Annotated[float | None, Poll] = None,
     shutdown_timeout: Annotated[float | None, Drain] = None,
+    metrics: Annotated[str | None, Address] = None,
     url: Url = None,
 ) -> None:
     """Run a bus's handlers until SIGTERM or Ctrl-C, replacing worker processes that die or wear out.
@@ -48,7 +51,29 @@ def worker(
     flags |= {"poll_interval": poll_interval, "shutdown_timeout": shutdown_timeout}
     given = {key: value for key, value in flags.items() if value is not None}
     log_to_stderr()
-    raise typer.Exit(_supervise(Supervisor(target, processes, _log, environment=_environment(given))))
+    supervisor = Supervisor(target, processes, _log, environment=_environment(given), figures=metrics is not None)
+    if metrics is not None:
+        _expose(*parse_address(metrics), supervisor)
+    raise typer.Exit(_supervise(supervisor))
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Return the host and port meant by HOST:PORT, such as 127.0.0.1:9464 or [::1]:9464; raise InvalidRequest."""
+    host, _, port = text.rpartition(":")
+    if not (host and port.isascii() and port.isdigit() and int(port) <= LAST_PORT):
+        raise InvalidRequest(f"metrics are told at HOST:PORT, such as 127.0.0.1:9464, not {text!r}")
+    return host.strip("[]"), int(port)
+
+
+def _expose(host: str, port: int, supervisor: Supervisor) -> None:
+    """Serve the figures of all children, and of the store that one of them asks."""
+    try:
+        from postbus.http.metrics import Looked, serve_figures  # noqa: PLC0415  an extra
+    except ImportError as error:
+        raise InvalidRequest(f"metrics need more packages: pip install 'postbus[server]' ({error})") from None
+    store = Looked(supervisor.ask_store)
+    where = serve_figures(host, port, lambda: {**supervisor.samples(), **store.samples()})
+    logger.info("metrics_served", extra={"address": where})
 
 
 def _environment(flags: Mapping[str, Any]) -> dict[str, str]:

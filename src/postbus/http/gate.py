@@ -18,9 +18,10 @@ from itertools import islice
 from queue import SimpleQueue
 from typing import Any, Final, Generic, ParamSpec, TypeVar
 
+from postbus import figures
 from postbus.errors import InvalidRequest, LeaseLost, NotFound, PostbusError
 from postbus.loop import Loop
-from postbus.model import Delivery, Event
+from postbus.model import Action, Dead, Delivery, Done, DoneWithErrors, Event, LogEntry, Outcome, Retry, Status
 from postbus.observe import tell
 from postbus.payload import Draft
 from postbus.store.contract import Claim, Claimed, Report, Reported, Store
@@ -190,7 +191,10 @@ class Gate:
         return await self._publishing.ask(drafts)
 
     def _publish(self, batches: list[list[Draft]]) -> list[list[Event]]:
-        events = iter(self.store.publish([draft for batch in batches for draft in batch]))
+        stored = self.store.publish([draft for batch in batches for draft in batch])
+        if figures.listener is not None:
+            figures.listener.published(len(stored))
+        events = iter(stored)
         return [[next(events) for _ in batch] for batch in batches]
 
     async def report(self, report: Report) -> Reported:
@@ -198,7 +202,12 @@ class Gate:
         return await self._reporting.ask(report)
 
     def _report(self, reports: list[Report]) -> list[Reported | LeaseLost | NotFound]:
-        return self.store.report(reports)
+        answers = self.store.report(reports)
+        if figures.listener is not None:
+            for each in answers:
+                if isinstance(each, Reported) and not each.repeated:
+                    figures.listener.settled(each.entry.subscription, _outcome(each.entry))
+        return answers
 
     # ── claiming ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -309,3 +318,10 @@ class Gate:
             self._rung = asyncio.get_running_loop().create_future()
         if self.rings <= since:  # looked at last: from now on a ring finds the one who waits
             await asyncio.wait({self._rung}, timeout=timeout)
+
+
+def _outcome(entry: LogEntry) -> type[Outcome]:
+    """Return how an attempt ended, by the row that records it."""
+    if entry.action is Action.FAILED:
+        return Retry if entry.status is Status.PENDING else Dead
+    return Done if entry.action is Action.COMPLETED else DoneWithErrors

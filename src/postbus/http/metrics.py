@@ -1,73 +1,81 @@
-"""Figures for Prometheus: the bus's, looked up at most every few seconds, and the server's own."""
+"""Figures for Prometheus: those of this process, and of the store, looked up at most every few seconds."""
 
+import logging
+import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import accumulate
 from typing import Any, Final
 
-from prometheus_client import CollectorRegistry, Counter
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import choose_encoder
 
+from postbus.errors import InvalidRequest
+from postbus.figures import BUCKETS, METRICS, REQUESTS, UP, Figures, Metric, Place, Samples, listen, of_stats
 from postbus.model import Stats
+from postbus.observe import tell
 
-__all__ = ["Metrics"]
+__all__ = ["Exposed", "Looked", "Metrics", "serve_figures"]
 
 REMEMBER: Final = 5.0
+PATIENCE: Final = 3.0
+LABELS: Final = (*map(str, BUCKETS), "+Inf")
+Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 
 
-class Metrics:
-    """The figures of one app."""
+class Looked:
+    """What a store says of itself. One that fails, or takes too long, is not up: then nothing else is told of it."""
 
-    def __init__(self, stats: Callable[[], Stats]) -> None:
-        """Tell of a bus."""
-        self._stats = stats
-        self._known: Stats | None = None
-        self._looked = 0.0
-        self._registry = CollectorRegistry()
-        self._requests = Counter(
-            "postbus_http_requests", "Requests answered.", ["method", "path", "status"], registry=self._registry
-        )
-        self._registry.register(self)  # pyright: ignore[reportArgumentType]
+    def __init__(self, ask: Callable[[], Samples]) -> None:
+        """Ask in a thread of its own, so that nobody waits for a store that hangs."""
+        self._ask = ask
+        self._known: Samples | None = None
+        self._due = 0.0
+        self._lock = threading.Lock()
+        self._answered = threading.Event()
+        self._answered.set()
 
-    def count(self, scope: Any, status: int) -> None:
-        """Count an answer; by the route's path, of which there are few, not by the request's."""
-        route = scope.get("route")
-        path = getattr(route, "path", "other")
-        self._requests.labels(scope["method"] if path != "other" else "other", path, str(status)).inc()
+    def samples(self) -> Samples:
+        """Return what is known, not older than a few seconds; within a few seconds."""
+        with self._lock:
+            if self._answered.is_set() and time.monotonic() >= self._due:
+                self._answered.clear()
+                threading.Thread(target=self._look, name="postbus-metrics", daemon=True).start()
+        known = self._known if self._answered.wait(PATIENCE) else None
+        return {**(known or {}), (UP.name, ()): (float(known is not None),)}
 
-    def describe(self) -> list[GaugeMetricFamily]:
+    def _look(self) -> None:
+        try:
+            self._known = self._ask()
+        except Exception as error:  # noqa: BLE001  told, and shown as what it is: a store that is not up
+            self._known = None
+            tell(logging.WARNING, "metrics_store_failed", reason=str(error))
+        finally:
+            self._due = time.monotonic() + REMEMBER
+            self._answered.set()
+
+
+class Exposed:
+    """Figures as Prometheus reads them; `samples` is asked anew each time."""
+
+    def __init__(self, where: Place, samples: Callable[[], Samples]) -> None:
+        """Show the metrics that are told there."""
+        self._where = where
+        self._samples = samples
+        self.registry = CollectorRegistry()
+        self.registry.register(self)  # pyright: ignore[reportArgumentType]
+
+    def describe(self) -> list[Family]:
         """Return nothing: what there is shows when it is asked for."""
         return []
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Return the bus in figures."""
-        if self._known is None or time.monotonic() - self._looked > REMEMBER:
-            self._known, self._looked = self._stats(), time.monotonic()
-        stats = self._known
-        yield GaugeMetricFamily("postbus_events", "Events in the log.", value=stats.events)
-        yield GaugeMetricFamily("postbus_head", "The last position of the log.", value=stats.head)
-        yield GaugeMetricFamily("postbus_store_bytes", "What the store takes.", value=stats.store_bytes)
-        depth = GaugeMetricFamily("postbus_deliveries", "Deliveries.", labels=["subscription", "state"])
-        oldest = GaugeMetricFamily(
-            "postbus_oldest_seconds", "How long the oldest due one waits.", labels=["subscription"]
-        )
-        for each in stats.subscriptions:
-            for state in ("pending", "scheduled", "processing", "dead"):
-                depth.add_metric([each.name, state], getattr(each, state))
-            oldest.add_metric([each.name], each.oldest_age.total_seconds() if each.oldest_age else 0.0)
-        yield depth
-        yield oldest
-        lag = GaugeMetricFamily("postbus_lag_events", "How far a follower is behind.", labels=["subscription"])
-        late = GaugeMetricFamily("postbus_lag_seconds", "How long its next event waits.", labels=["subscription"])
-        for each in stats.checkpoints:
-            lag.add_metric([each.subscription], each.lag)
-            late.add_metric([each.subscription], each.waiting.total_seconds() if each.waiting else 0.0)
-        yield lag
-        yield late
-        rate = GaugeMetricFamily("postbus_rate", "What happened in the last minute, a second.", labels=["action"])
-        for action, value in stats.rates.items():
-            rate.add_metric([action], value)
-        yield rate
+    def collect(self) -> Iterator[Family]:
+        """Return all figures."""
+        samples = self._samples()
+        for metric in METRICS:
+            if metric.where in (self._where, "both"):
+                yield _family(metric, samples)
 
     def written(self, accept: str) -> tuple[bytes, str]:
         """Return the figures in the format that is accepted, and its name."""
@@ -75,4 +83,46 @@ class Metrics:
             encode, kind = choose_encoder(accept)
         except (TypeError, ValueError):  # the client library compares whatever stands for a version there
             encode, kind = choose_encoder("")
-        return encode(self._registry), kind
+        return encode(self.registry), kind
+
+
+def _family(metric: Metric, samples: Samples) -> Family:
+    made = [(list(labels), values) for (name, labels), values in samples.items() if name == metric.name]
+    if metric.kind == "histogram":
+        histogram = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
+        for labels, (*counts, total) in made:
+            histogram.add_metric(labels, list(zip(LABELS, accumulate(counts), strict=True)), total)
+        return histogram
+    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+    family = kind(metric.name, metric.help, labels=metric.labels)
+    if metric.kind == "counter" and not metric.labels:
+        made = made or [([], (0.0,))]
+    for labels, (value,) in made:
+        family.add_metric(labels, value)
+    return family
+
+
+class Metrics(Exposed):
+    """The figures of one app."""
+
+    def __init__(self, stats: Callable[[], Stats]) -> None:
+        """Tell of a bus; from now on this process counts."""
+        self._store = Looked(lambda: of_stats(stats()))
+        self._own = Figures()
+        shared = listen()
+        super().__init__("server", lambda: {**shared.samples(), **self._own.samples(), **self._store.samples()})
+
+    def count(self, scope: Any, status: int) -> None:
+        """Count an answer; by the route's path, of which there are few, not by the request's."""
+        path = getattr(scope.get("route"), "path", "other")
+        self._own.count(REQUESTS, (scope["method"] if path != "other" else "other", path, str(status)))
+
+
+def serve_figures(host: str, port: int, samples: Callable[[], Samples]) -> str:
+    """Show a worker's figures at an address, until this process ends; return it. Raises InvalidRequest."""
+    try:
+        server, _ = start_http_server(port, host, Exposed("worker", samples).registry)
+    except (OSError, OverflowError) as error:
+        raise InvalidRequest(f"cannot serve metrics at {host}:{port}: {error}") from None
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{server.server_port}/metrics"

@@ -12,6 +12,7 @@ from postbus.http.reading import ENVELOPE, Refused, media_type, parsed, read_bod
 from postbus.http.routing import MAX_BATCH, MOST_EVENTS, OBJECT, PROBLEM, Desk, Routes, answer, desk, ref, reply
 from postbus.model import Event
 from postbus.payload import MAX_PAYLOAD, Draft, drafts
+from postbus.tracing import publishing, spans
 
 __all__ = ["routes"]
 
@@ -55,9 +56,18 @@ async def publish(request: Request) -> Response:
         fields = cloudevents.from_binary(request.headers, body)
     else:
         fields = given_fields(await read_json(request, seconds=at.body_seconds))
-    (event,) = await at.gate.publish(drafted([with_headers(request, fields)]))
+    (event,) = await kept(request, drafted([with_headers(request, fields)]))
     told = wire.event_json(event, at.policy)
     return reply(told, 201, headers={"location": f"/events/{event.id}"})
+
+
+async def kept(request: Request, ready: list[Draft]) -> list[Event]:
+    """Store events, all or none: as part of the trace that the request is part of."""
+    at = desk(request)
+    if spans() is None:
+        return await at.gate.publish(ready)
+    with publishing(ready, request.headers) as traced:
+        return await at.gate.publish(traced)
 
 
 def drafted(fields: Sequence[dict[str, Any]]) -> list[Draft]:
@@ -159,7 +169,7 @@ async def publish_batch(
     fields = [with_headers(request, given_fields(item), place) for place, item in enumerate(items)]
     await refuse_other_batch(at, request, fields)
     ready = await at.gate.read(drafted, fields)
-    return stored(at, await at.gate.publish(ready))
+    return stored(at, await kept(request, ready))
 
 
 def stored(at: Desk, events: Sequence[Event]) -> Response:
@@ -189,7 +199,7 @@ async def refuse_other_batch(at: Desk, request: Request, fields: Sequence[dict[s
 async def publish_one_of(at: Desk, request: Request, item: Any, place: int) -> dict[str, Any]:
     """Store one of a batch, and return what became of it."""
     try:
-        (event,) = await at.gate.publish(drafted([with_headers(request, given_fields(item), place)]))
+        (event,) = await kept(request, drafted([with_headers(request, given_fields(item), place)]))
     except InvalidRequest as error:
         told = wire.problem_of(error)
         return {"status": told["status"], "problem": told}
@@ -207,5 +217,5 @@ async def publish_cloudevents(request: Request) -> Response:
         raise InvalidRequest(f"a batch of CloudEvents is a JSON array of up to {MOST_EVENTS}")
     items: list[Any] = value  # pyright: ignore[reportUnknownVariableType]
     fields = [with_headers(request, cloudevents.from_structured(item)) for item in items]
-    events = await at.gate.publish(await at.gate.read(drafted, fields)) if fields else []
+    events = await kept(request, await at.gate.read(drafted, fields)) if fields else []
     return stored(at, events)
