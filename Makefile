@@ -18,7 +18,7 @@ demo: $(VENV)/.spark  ## Run the demo shop: workers are killed, no event is lost
 	@$(BIN)/postbus demo $(ARGS)
 
 test: $(VENV)/.dev  ## Run the tests (ARGS="-k retry" picks some)
-	@$(BIN)/pytest -q -n 3 --dist loadgroup --no-loadscope-reorder $(ARGS)
+	@$(BIN)/pytest -q -n 3 $(ARGS)
 
 check: $(VENV)/.dev  ## Lint, format, types, layers, and generated pages: changes nothing
 	@$(BIN)/ruff check

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadScopeScheduling
 
 from tests.kinds import KINDS
 from tests.postgres.server import stop_server
@@ -24,19 +25,17 @@ def pytest_unconfigure() -> None:
     stop_server()
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let one process have all of Spark's tests, and begin with them: several Sparks at once are slower than one.
+class Scheduling(LoadScopeScheduling):
+    """Deals tests out file by file, but all of Spark's to one process: several Sparks at once are slower than one."""
 
-    The others are dealt out file by file, so that what a file sets up is set up once.
-    """
-    items.sort(key=lambda each: not _needs_spark(each))  # keeps the order otherwise
-    for each in items:
-        each.add_marker(pytest.mark.xdist_group("spark" if _needs_spark(each) else str(each.path)))
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return "spark" if "/spark/" in file or "pipeline" in nodeid else file
 
 
-def _needs_spark(item: pytest.Item) -> bool:
-    return item.path.parent.name == "spark" or "pipeline" in item.nodeid
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
+    """Have the tests dealt out by it."""
+    return Scheduling(config, log)
 
 
 @pytest.fixture(autouse=True)
