@@ -75,16 +75,21 @@ def test_workers_are_alive_until_they_are_gone(cli):
     assert "SILENT" in cli("top", "--once").stdout
 
 
+def _fits(frame: str, columns: int) -> bool:
+    """Return whether a frame that shows a finding is no wider than this."""
+    drawn = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", frame)
+    return "mend it" in drawn and max(len(each.strip("\r")) for each in drawn.split("\n")) <= columns
+
+
 def test_it_goes_on_after_a_resize_and_ends_with_q(three_dead, terminal, cli):
     """Drawn anew in the new size and from look to look; the terminal is left as it was found."""
     screen = terminal("top", "--interval", "30")
     assert "! 3 in subscription default" in screen.until("q ends")
     assert not screen.is_as_found
     screen.resize(12, 44)
-    while True:  # the old size may be drawn once more before the new one is seen
-        drawn = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", screen.until("mend it").partition("\x1b[H")[2])
-        if 0 < max(len(each.strip("\r")) for each in drawn.split("\n")) <= 44:
-            break
+    text = ""
+    while not any(_fits(each, 44) for each in text.split("\x1b[H")[1:]):  # the old size may be drawn once more
+        text += screen.until("mend it")
     screen.press("q")
     assert screen.end()[0] == 0
     assert screen.is_as_found
