@@ -83,7 +83,10 @@ class Terminal:
         self._master, slave = os.openpty()
         self.resize(lines, columns)
         child = [sys.executable, "-c", ON_TERMINAL, *arguments]
-        options["env"] = {**options.get("env", os.environ), "TERM": "xterm-256color"}
+        given = options.get("env", os.environ).items()
+        # Whoever runs the tests may have fixed a size, xdist among them: a window has the size of its window.
+        sizeless = {name: value for name, value in given if name not in ("COLUMNS", "LINES")}
+        options["env"] = sizeless | {"TERM": "xterm-256color"}
         self.process = subprocess.Popen(child, stdin=slave, stdout=slave, stderr=slave, **options)
         self._slave = slave  # kept open: so that how the program has left it can be looked at
         self.shown = ""

@@ -50,7 +50,7 @@ RUNS = [
     Run("doctor", "dead letters", 3),
     Run("check dead --crit 1", "CRITICAL", 3),
     Run("bench --seconds 0.1 --events 20", "delay at"),
-    Run("dlq list", "no such card"),
+    Run("dlq list", "Discard"),
     Run("dlq show 1", "payment.due"),
     Run("dlq retry 1", "1 dead letter retried"),
     Run("dlq purge 2 --yes", "1 dead letter purged"),
