@@ -101,6 +101,10 @@ def test_what_is_not_there_is_said_to_be_so(served: Served):
     see(served, "events", 422, after="x")
     see(served, "events", 404, subscription="nobody")
     see(served, f"events/{1 << 70}", 404)
+    for digits in ("9" * 5_000, "٣", "1e3"):
+        see(served, f"events/{digits}", 404)
+        see(served, "events", 422, after=digits)
+        see(served, "events", number=digits)
 
 
 def test_events_are_filtered_and_paged_by_key(served: Served):
@@ -174,7 +178,7 @@ def test_it_can_be_mounted_below_another_application(kind: str, tmp_path: Path):
         assert client.get("/bus/dashboard/static/dashboard.js").status_code == 200
         sent = client.post(
             "/bus/dashboard/dead/act",
-            data={"act": "retry"},
+            data={"act": "retry", "all": "1"},
             headers={"origin": "http://127.0.0.1"},
             follow_redirects=False,
         )
@@ -198,7 +202,7 @@ def test_dead_letters_are_grouped_by_what_they_died_of(served: Served):
     assert "4 Discard order <n> has no address" in told
     fault = "Discard: order <n> has no address"
     assert "Retry 4 dead letters?" in see(served, "dead/confirm", act="retry", fault=fault)
-    done = act(served, "dead/act", act="retry", fault=fault)
+    done = act(served, "dead/act", act="retry", fault=fault, all="1")
     assert done.headers["location"].endswith("/dead?did=retried&count=4")
     assert "4 will be tried again." in see(served, "dead", did="retried", count="4")
     assert dead(served.bus) == set(other)
@@ -214,6 +218,25 @@ def test_selected_ones_are_discarded_and_no_others(served: Served):
     assert dead(served.bus) == {three}
     last = served.bus.store.logs(one)[-1]
     assert (last.action, last.worker_id) == ("PURGED", "dashboard")
+
+
+def test_nothing_selected_is_nothing_done(served: Served):
+    """Neither the buttons for those that are ticked, nor a form without a word, mean all."""
+    kill(served.bus, 2)
+    assert "Nothing is selected." in see(served, "dead/confirm", 422, act="discard", selected="1")
+    assert act(served, "dead/act", act="discard").status_code == 422
+    assert len(dead(served.bus)) == 2
+
+
+def test_all_that_match_are_meant_whatever_their_error(served: Served):
+    """By type and subscription, counted before."""
+    first = kill(served.bus, 2, "one") + kill(served.bus, 1, "two")
+    assert "Retry 3 dead letters?" in see(served, "dead/confirm", act="retry", type="order")
+    assert "Retry 0 dead letters?" in see(served, "dead/confirm", act="retry", type="mail")
+    assert act(served, "dead/act", act="retry", all="1", type="mail").headers["location"].endswith("count=0")
+    assert dead(served.bus) == set(first)
+    assert act(served, "dead/act", act="retry", all="1", subscription="default").headers["location"].endswith("count=3")
+    assert dead(served.bus) == set()
 
 
 def test_an_orphan_is_taken_back(served: Served):
@@ -261,7 +284,7 @@ def addresses(served: Served) -> list[tuple[str, str]]:
         (next(iter(each.methods - {"HEAD"})), each.path) for each in dashboard.app.routes if hasattr(each, "methods")
     ]
     filled = [
-        (how, path.replace("{event_id:int}", "1").replace("{name}", "s").replace("{act:str}", "pause"))
+        (how, path.replace("{event_id}", "1").replace("{name}", "s").replace("{act:str}", "pause"))
         for how, path in found
     ]
     return [each for each in filled if not each[1].startswith("/sign-")]
@@ -290,7 +313,7 @@ def test_who_may_only_look_cannot_act(guarded: Served):
     assert {each for each, status in answers.items() if status == 403} == acts
     sign_in(guarded, "admin")
     assert "Retry" in see(guarded, "dead")
-    assert act(guarded, "dead/act", act="retry").status_code == 303
+    assert act(guarded, "dead/act", act="retry", all="1").status_code == 303
     assert served_by(guarded) == "dashboard:test"
 
 

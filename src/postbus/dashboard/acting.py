@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from postbus.dashboard import views
-from postbus.dashboard.room import LARGEST_ID, Room, back, form
+from postbus.dashboard.room import Room, back, event_of, form, number_of
 from postbus.errors import InvalidRequest, NotFound
 from postbus.store.contract import DeadFilter
 from postbus.subscriptions import Subscriptions
@@ -21,20 +21,32 @@ MOST_ACTED_ON: Final = 100_000
 
 async def reset(room: Room, request: Request) -> Response:
     """Take an event away from a worker that does not come back."""
-    given, event_id = await form(request), request.path_params["event_id"]
+    given, event_id = await form(request), event_of(request)
     name = given.get("subscription", ["default"])[0]
     await room.board.read(room.store.reset, event_id, name, "reset in the dashboard", request.state.visitor.name)
     return back(request, f"events/{event_id}", "reset")
 
 
-def _chosen(room: Room, letters: Sequence[str], asked: dict[str, str]) -> list[tuple[int, str]]:
+def _meant(room: Room, letters: Sequence[str], asked: dict[str, str]) -> list[DeadFilter]:
     """Return which dead letters are meant: those that were ticked, or all that match."""
     if letters:
-        pairs = [each.partition(":") for each in letters]
-        if not all(number.isdecimal() and name for number, _, name in pairs):
+        pairs = [(number_of(number), name) for number, _, name in (each.partition(":") for each in letters)]
+        if not all(number is not None and name for number, name in pairs):
             raise InvalidRequest("a dead letter is named by its event and subscription: 17:default")
-        return [(int(number), name) for number, _, name in pairs]
-    return [(each.event_id, each.subscription) for each in views.matching(asked, room.store.faults(MOST_ACTED_ON))]
+        return [DeadFilter(event_id=number, subscription=name) for number, name in pairs]
+    if not asked["fault"]:
+        return [DeadFilter(subscription=asked["subscription"] or None, type=asked["type"] or None)]
+    found = views.matching(asked, room.store.faults(MOST_ACTED_ON))
+    return [DeadFilter(event_id=each.event_id, subscription=each.subscription) for each in found]
+
+
+def _count(room: Room, letters: Sequence[str], asked: dict[str, str]) -> tuple[int, bool]:
+    """Return how many are meant, and whether there are more than were counted."""
+    meant = _meant(room, letters, asked)
+    if len(meant) != 1:
+        return len(meant), False
+    page = room.store.dead_letters(meant[0], limit=1, offset=0, after=None)
+    return page.total, page.total_capped
 
 
 async def confirm_dead(room: Room, request: Request) -> Response:
@@ -43,11 +55,21 @@ async def confirm_dead(room: Room, request: Request) -> Response:
     if act not in ("retry", "discard"):
         raise InvalidRequest("dead letters are retried or discarded")
     letters, asked = request.query_params.getlist("letter"), views.asked_of(request.query_params)
-    chosen = await room.board.read(_chosen, room, letters, asked)
+    if "selected" in request.query_params and not letters:
+        raise InvalidRequest("Nothing is selected.")
+    count, more = await room.board.read(_count, room, letters, asked)
     return room.shown(
-        request, "confirm_dead.html", request.state.visitor, act=act, letters=letters, asked=asked, count=len(chosen),
-        query=urlencode({name: value for name, value in asked.items() if value}), title="Are you sure?",
-    )  # fmt: skip
+        request,
+        "confirm_dead.html",
+        request.state.visitor,
+        act=act,
+        letters=letters,
+        asked=asked,
+        count=count,
+        more=more,
+        query=urlencode({name: value for name, value in asked.items() if value}),
+        title="Are you sure?",
+    )
 
 
 async def act_on_dead(room: Room, request: Request) -> Response:
@@ -58,11 +80,13 @@ async def act_on_dead(room: Room, request: Request) -> Response:
     if act not in ("retry", "discard"):
         raise InvalidRequest("dead letters are retried or discarded")
 
+    letters = given.get("letter", [])
+    if not letters and "all" not in given:
+        raise InvalidRequest("Nothing is selected.")
+
     def change() -> int:
         verb = room.store.retry_dead if act == "retry" else room.store.purge_dead
-        actor = request.state.visitor.name
-        chosen = _chosen(room, given.get("letter", []), asked)
-        return sum(verb(DeadFilter(event_id=event_id, subscription=name), actor) for event_id, name in chosen)
+        return sum(verb(each, request.state.visitor.name) for each in _meant(room, letters, asked))
 
     count = await room.board.read(change)
     kept = urlencode({name: value for name, value in asked.items() if value and name != "fault"})
@@ -74,8 +98,8 @@ def _to(text: str) -> int | datetime | str:
     text = text.strip()
     if text in ("beginning", "now"):
         return text
-    if text.isdecimal() and int(text) <= LARGEST_ID:
-        return int(text)
+    if (number := number_of(text)) is not None:
+        return number
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:

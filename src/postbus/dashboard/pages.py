@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, RedirectResponse, Response, StreamingResponse
 
 from postbus.dashboard import views
-from postbus.dashboard.room import LARGEST_ID, Room, base_of
+from postbus.dashboard.room import Room, base_of, event_of, number_of
 from postbus.errors import InvalidRequest, NotFound
 from postbus.model import Event, Mode, Status, Stream, Subscription
 
@@ -59,10 +59,10 @@ async def events(room: Room, request: Request) -> Response:
     asked = {
         name: request.query_params.get(name, "").strip() for name in ("status", "type", "tag", "subscription", "number")
     }
-    if asked["number"].isdecimal():
-        return RedirectResponse(f"{base_of(request)}/events/{asked['number']}", 303)
+    if (number := number_of(asked["number"])) is not None:
+        return RedirectResponse(f"{base_of(request)}/events/{number}", 303)
     after = request.query_params.get("after")
-    if after is not None and not (after.isdecimal() and int(after) <= LARGEST_ID):
+    if after is not None and number_of(after) is None:
         raise InvalidRequest("`after` is the id of an event")
     if asked["status"] and asked["status"] not in tuple(Status):
         raise InvalidRequest(f"there is no status {asked['status']}")
@@ -96,9 +96,7 @@ async def events(room: Room, request: Request) -> Response:
 
 async def event(room: Room, request: Request) -> Response:
     """Show all there is to know of an event."""
-    event_id = request.path_params["event_id"]
-    if event_id > LARGEST_ID:
-        raise NotFound(f"there is no event {event_id}")
+    event_id = event_of(request)
 
     def gather() -> dict[str, Any]:
         found = room.store.get(event_id, request.query_params.get("subscription") or "default")

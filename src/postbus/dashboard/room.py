@@ -14,12 +14,12 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from postbus.bus import EventBus
 from postbus.dashboard.pulse import Background, Pulse
 from postbus.dashboard.sessions import Sessions, Visitor
-from postbus.errors import InvalidRequest
+from postbus.errors import InvalidRequest, NotFound
 from postbus.model import Stream
 from postbus.store.contract import Finding, Store
 from postbus.tokens import Tokens
 
-__all__ = ["LARGEST_ID", "Board", "Coverage", "Room", "back", "base_of", "form"]
+__all__ = ["Board", "Coverage", "Room", "back", "base_of", "event_of", "form", "number_of"]
 
 PAGES: Final = (
     ("", "Overview"),
@@ -126,7 +126,22 @@ DEEDS: Final = {
 
 
 def _count(text: str | None) -> str:
-    return f"{int(text):,}" if text and text.isdecimal() and len(text) < LONGEST_NUMBER else "It"
+    number = number_of(text or "")
+    return "It" if number is None else f"{number:,}"
+
+
+def number_of(text: str) -> int | None:
+    """Return the id that a text stands for; None if it is none."""
+    short = text.isascii() and text.isdecimal() and len(text) < LONGEST_NUMBER
+    return int(text) if short and int(text) <= LARGEST_ID else None
+
+
+def event_of(request: Request) -> int:
+    """Return the event that an address names; raise NotFound if that is no id."""
+    named = request.path_params["event_id"]
+    if (found := number_of(named)) is None:
+        raise NotFound(f"there is no event {named[:LONGEST_NUMBER]}")
+    return found
 
 
 def base_of(request: Request) -> str:
