@@ -60,11 +60,9 @@ def stay_open(folder: Path, port: int) -> None:
                 bus.publish("payment.due", {"card": "4111", "currency": "EUR"}, tags=["poison"])
             return TICK
 
-        def kill() -> str | None:
-            pids = workers.pids
-            if pids:
+        def kill() -> None:
+            if pids := workers.pids:
                 os.kill(chance.choice(pids), signal.SIGKILL)
-            return str(pids[0]) if pids else None
 
         business = Loop("shop", turn)
         business.start()

@@ -72,8 +72,8 @@ class Board:
     """Tells what a lake holds, if there is one."""
     report: Path | None = None
     """The last report, if it was made."""
-    kill: Callable[[], str | None] | None = None
-    """In a demo: kills a worker, and returns which."""
+    kill: Callable[[], None] | None = None
+    """In a demo: kills a worker."""
 
 
 @dataclass(frozen=True)
