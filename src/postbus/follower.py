@@ -190,7 +190,7 @@ class Follower:
     @property
     def leads(self) -> bool:
         """Whether this process is the one that reads."""
-        return self._lead is not None
+        return self._lead is not None and self.error is None
 
     def record(self, owner: str) -> HandlerRecord:
         """Return what is stored of it for people."""
