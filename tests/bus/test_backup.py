@@ -1,7 +1,5 @@
 """A real backup, taken while the bus is at work, restored beside it and marked: both worlds tell each other apart."""
 
-import os
-import subprocess
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,16 +27,10 @@ def restored(kind: str, url: str, folder: Path) -> Generator[str]:
         yield f"sqlite:///{folder / 'restored.db'}"
         return
     dump = folder / "bus.dump"
-    postgres_tool("pg_dump", "--format=custom", f"--file={dump}", url)
+    server().tool("pg_dump", "--format=custom", f"--file={dump}", url)
     with server().database(empty=True) as fresh:
-        postgres_tool("pg_restore", "--exit-on-error", "--no-owner", f"--dbname={fresh}", str(dump))
+        server().tool("pg_restore", "--exit-on-error", "--no-owner", f"--dbname={fresh}", str(dump))
         yield fresh
-
-
-def postgres_tool(name: str, *arguments: str) -> None:
-    """Run one of PostgreSQL's own programs, of the same version as the server."""
-    program = Path(server()._wheel.bin_path) / name
-    subprocess.run([program, *arguments], check=True, env={**os.environ, "PGUSER": "postgres"}, timeout=60)
 
 
 @pytest.fixture

@@ -31,8 +31,9 @@ from postbus import (
 )
 from postbus.observe import set_probe
 from postbus.store.contract import Transaction
+from postbus.torture import checker
+from postbus.torture.history import INVOKE, OK, History, read
 from tests.crash import plants
-from tests.crash.checker import read_journal
 
 Config = dict[str, Any]
 PAUSE = threading.Event()
@@ -44,13 +45,9 @@ def tell(**fields: Any) -> None:
     sys.stdout.flush()
 
 
-def note(path: str, entry: Any) -> None:
+def note(path: str, op: str, kind: str = INVOKE, **told: Any) -> None:
     """Append one line that survives this process, whatever ends it."""
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    try:
-        os.write(handle, json.dumps(entry).encode() + b"\n")
-    finally:
-        os.close(handle)
+    History(path, "child").note(op, kind, **told)
 
 
 def die() -> None:
@@ -85,7 +82,7 @@ class LogFile(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write one entry down."""
-        note(self._path, {"log": record.msg, "event_id": getattr(record, "event_id", None)})
+        note(self._path, "log", name=record.msg, event_id=getattr(record, "event_id", None))
 
 
 # ── handling ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -96,7 +93,7 @@ def handler(config: Config) -> Callable[[Event, Context], None]:
     gate = Path(config["gate"]) if config.get("gate") else None
 
     def handle(event: Event, ctx: Context) -> None:
-        note(config["executions"], [event.id, ctx.delivery.subscription, ctx.attempt, ctx.epoch, os.getpid()])
+        note(config["executions"], "handle", delivery=[event.id, ctx.delivery.subscription, ctx.attempt, ctx.epoch])
         if gate is not None:
             while not gate.exists():
                 PAUSE.wait(0.01)
@@ -121,7 +118,7 @@ def counting(bus: EventBus, config: Config) -> Callable[[Event, Context, Transac
         tx.execute(f"INSERT INTO effects VALUES ({event.id:d})")  # noqa: S608  a number, in any dialect
         if event.type == "trial.event":
             uid = f"after-{event.id}-{ctx.epoch}"
-            note(config["journal"], {"try": [uid]})
+            note(config["journal"], "publish", uids=[uid])
             bus.publish("trial.after", {"do": "succeed", "of": event.id}, uid=uid, connection=tx)
         handle(event, ctx)
 
@@ -169,14 +166,14 @@ def batches(config: Config) -> Iterator[list[NewEvent]]:
 
 def publish_all(bus: EventBus, config: Config) -> None:
     """Publish what the journal does not show as acknowledged; the one whose answer was never heard, again."""
-    done = read_journal(Path(config["journal"])).acknowledged
+    done = checker.journal(read([Path(config["journal"])])).acknowledged
     for batch in batches(config):
         uids = [str(event.uid) for event in batch]
         if all(uid in done for uid in uids):
             continue
-        note(config["journal"], {"try": uids})
+        note(config["journal"], "publish", uids=uids)
         stored = insist(bus, batch, config) if config.get("stubborn") else publish_one(bus, batch)
-        note(config["journal"], {"ack": [[event.id, event.uid] for event in stored]})
+        note(config["journal"], "publish", OK, uids=[event.uid for event in stored], ids=[event.id for event in stored])
         if config.get("pace"):
             PAUSE.wait(config["pace"])
 
@@ -194,7 +191,7 @@ def insist(bus: EventBus, batch: list[NewEvent], config: Config) -> list[Event]:
         try:
             return publish_one(bus, batch)
         except StoreUnavailable:
-            note(config["log"], {"log": "publish_refused"})
+            note(config["log"], "log", name="publish_refused")
             PAUSE.wait(0.05)
 
 
@@ -238,7 +235,7 @@ def seeing(config: Config) -> Callable[..., None]:
     def see(event: Event, tx: Transaction | None = None) -> None:
         if tx is not None:
             tx.execute(f"INSERT INTO effects VALUES ({event.id:d})")  # noqa: S608  a number, in any dialect
-        note(config["executions"], [event.id, os.getpid()])
+        note(config["executions"], "see", subscription="trial", event_id=event.id, epoch=0)
         if event.payload["do"] == "die":
             die()
         PAUSE.wait(config.get("pace", 0))
@@ -304,7 +301,11 @@ def contend(config: Config) -> None:
                 bus, {**config, "name": f"{config['name']}-{thread}", "journal": f"{config['journal']}.{thread}"}
             )
             while delivery := bus.poll():
-                note(config["log"], [delivery.id, delivery.subscription, delivery.attempt, delivery.epoch, os.getpid()])
+                note(
+                    config["log"],
+                    "handle",
+                    delivery=[delivery.id, delivery.subscription, delivery.attempt, delivery.epoch],
+                )
                 bus.finalize(delivery, success=True)
         except Exception as error:  # noqa: BLE001  every error at all is what the test asks about
             errors.append(repr(error))
@@ -349,9 +350,9 @@ def _publish_until_refused(bus: EventBus, config: Config, first: int) -> str:
 
 def _publish_big(bus: EventBus, config: Config, number: int) -> None:
     uid = f"big-{number}"
-    note(config["journal"], {"try": [uid]})
+    note(config["journal"], "publish", uids=[uid])
     event = bus.publish("trial.big", {"do": "succeed", "text": "x" * 3000}, uid=uid)
-    note(config["journal"], {"ack": [[event.id, uid]]})
+    note(config["journal"], "publish", OK, uids=[uid], ids=[event.id])
 
 
 ROLES = {each.__name__: each for each in (live, publish, work, drain, follow, hold, contend, fill)}

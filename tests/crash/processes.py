@@ -16,7 +16,8 @@ from typing import Any, Final, LiteralString, TypeVar, cast
 import apsw
 
 from postbus import EventBus, NewEvent
-from tests.crash import checker
+from postbus.torture import checker
+from postbus.torture.history import OK, History, read
 from tests.postgres.server import query
 
 __all__ = ["Child", "Nursery", "Trial", "until"]
@@ -227,8 +228,8 @@ class Trial:
         bus = EventBus(self.url)
         stored = bus.publish_many(events)
         bus.shutdown()
-        lines = {"try": [event.uid for event in events]}, {"ack": [(event.id, event.uid) for event in stored]}
-        (self.folder / "journal-p").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        told = {"uids": [event.uid for event in stored], "ids": [event.id for event in stored]}
+        History(self.folder / "journal-p", "test").note("publish", OK, **told)
 
     def run(self, role: str, **config: Any) -> None:
         """Run a child to its end, which must be a good one."""
@@ -237,15 +238,15 @@ class Trial:
 
     def journal(self) -> checker.Journal:
         """Return what all publishers wrote down."""
-        return checker.read_journal(*sorted(self.folder.glob("journal-*")))
+        return checker.journal(read(sorted(self.folder.glob("journal-*"))))
 
     def executions(self) -> list[checker.Execution]:
         """Return what all handlers wrote down."""
-        return checker.read_executions(self.executions_file)
+        return checker.executions(read([self.executions_file]))
 
     def logged(self, name: str) -> list[dict[str, Any]]:
         """Return the log entries of one name."""
-        return [entry for entry in checker._lines([self.log_file]) if entry["log"] == name]
+        return [entry.told for entry in read([self.log_file]) if entry.op == "log" and entry.told["name"] == name]
 
     def database(self) -> checker.Database:
         """Return what is stored."""

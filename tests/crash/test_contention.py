@@ -4,7 +4,8 @@ from collections import Counter
 
 import pytest
 
-from tests.crash.checker import read_executions
+from postbus.torture.checker import executions
+from postbus.torture.history import read
 from tests.crash.processes import Trial
 
 
@@ -20,7 +21,7 @@ def test_four_processes_publish_and_claim_on_one_file(trial: Trial, count: int):
     assert told == [{"errors": []}] * 4
     assert [each.wait() for each in crew] == [0] * 4
 
-    claims = read_executions(trial.log_file)
+    claims = executions(read([trial.log_file]))
     journal = trial.journal()
     assert len(journal.acknowledged) >= 8 * count
     assert Counter(one.event_id for one in claims).most_common(1)[0][1] == 1, "an event was claimed twice"

@@ -16,7 +16,7 @@ from typing import Any, Final
 import pytest
 
 from postbus import EventBus, NewEvent, NotFound, PostbusError, StoreUnavailable, UnsafeStore
-from tests.crash.checker import read_file, replayed_differs
+from postbus.torture.checker import read_file, replayed_differs
 from tests.crash.processes import Trial
 
 CLEAN: Final = (UnsafeStore, StoreUnavailable)

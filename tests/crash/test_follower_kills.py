@@ -1,6 +1,5 @@
 """Followers killed, stopped and cut off: nothing missed, all in order, repeats only from the last checkpoint."""
 
-import json
 import random
 import signal
 import threading
@@ -14,6 +13,8 @@ import psycopg
 import pytest
 
 from postbus import EventBus, NewEvent
+from postbus.torture.checker import sights
+from postbus.torture.history import read
 from tests.crash.processes import Child, Trial, until
 from tests.postgres.server import Server, query
 
@@ -46,10 +47,7 @@ def begin(trial: Trial, **config: Any) -> Child:
 
 def seen(trial: Trial) -> list[tuple[int, int]]:
     """Return (event, process) as handlers wrote it down."""
-    if not trial.executions_file.exists():
-        return []
-    lines = trial.executions_file.read_text().splitlines()
-    return [tuple(json.loads(line)) for line in lines]
+    return [(each.event_id, each.pid) for each in sights(read([trial.executions_file]), "trial")]
 
 
 def position(trial: Trial) -> int:

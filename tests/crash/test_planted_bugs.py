@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from tests.crash.checker import AuditRow, Database, Execution, Journal, StoredDelivery, check
+from postbus.torture.checker import AuditRow, Database, Execution, Journal, StoredDelivery, check
 from tests.crash.processes import Trial
 
 COUNT = 60
@@ -83,12 +83,12 @@ def again(row: AuditRow, **changes: object) -> AuditRow:
         ("lost", JOURNAL, [], made(events={2: "a"})),
         ("phantom", Journal(), [], made(PICKED, DONE)),
         ("phantom", JOURNAL, [], made(PICKED, DONE, events={1: "a", 2: "a"})),
-        ("torn-batch", Journal((("a", "b"),)), [RAN], made(PICKED, DONE)),
-        ("unexplained", JOURNAL, [RAN, RAN], made(PICKED, DONE)),
-        ("unexplained", JOURNAL, [RAN], made(PICKED, again(PICKED, attempt=2, epoch=11), again(DONE, epoch=11))),
+        ("torn", Journal((("a", "b"),)), [RAN], made(PICKED, DONE)),
+        ("duplicate", JOURNAL, [RAN, RAN], made(PICKED, DONE)),
+        ("duplicate", JOURNAL, [RAN], made(PICKED, again(PICKED, attempt=2, epoch=11), again(DONE, epoch=11))),
         ("unclaimed", JOURNAL, [RAN, RAN._replace(epoch=12)], made(PICKED, DONE)),
         (
-            "too-many-attempts",
+            "attempts",
             JOURNAL,
             [RAN],
             made(*(again(PICKED, action=action, attempt=number, epoch=number, status="PENDING")

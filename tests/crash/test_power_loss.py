@@ -11,10 +11,10 @@ import pytest
 
 from postbus import EventBus, NewEvent
 from postbus.store.sqlite import connection
-from tests.crash import powerloss
-from tests.crash.checker import Database, read_through, replayed_differs
+from postbus.torture import powerloss
+from postbus.torture.checker import Database, read_through, replayed_differs
+from postbus.torture.powerloss import DROP, KEEP, TEAR, Recorder, Step, surviving
 from tests.crash.plants import ForgetfulConnection
-from tests.crash.powerloss import DROP, KEEP, TEAR, Recorder, Step, surviving
 
 OPEN = apsw.Connection
 

@@ -1,6 +1,5 @@
 """Workers killed at random in the midst of transactional handlers: each event's effect is there exactly once."""
 
-import json
 import random
 import signal
 from collections import Counter
@@ -8,6 +7,7 @@ from collections import Counter
 import pytest
 
 from postbus import EventBus, NewEvent
+from postbus.torture.history import OK, History
 from tests.crash.child import wish
 from tests.crash.processes import Child, Trial, until
 
@@ -32,9 +32,8 @@ def feed(trial: Trial, bus: EventBus, first: int, count: int) -> None:
         for number in range(first, first + count)
     ]
     stored = bus.publish_many(news)
-    lines = {"try": [event.uid for event in news]}, {"ack": [(event.id, event.uid) for event in stored]}
-    with (trial.folder / "journal-p").open("a") as journal:
-        journal.writelines(json.dumps(line) + "\n" for line in lines)
+    told = {"uids": [event.uid for event in stored], "ids": [event.id for event in stored]}
+    History(trial.folder / "journal-p", "test").note("publish", OK, **told)
 
 
 def begin(trial: Trial, name: str) -> Child:
@@ -64,7 +63,7 @@ def test_random_kills_leave_each_effect_once(trial: Trial, kills: int, capsys: p
     for number in range(kills):
         feed(trial, bus, FED * number, FED)
         name = chance.choice(CREW)
-        enough = written(trial) + chance.randint(1, 20 * FED)
+        enough = written(trial) + chance.randint(1, 80 * FED)
         until(lambda enough=enough: written(trial) >= enough, "the workers make progress", seconds=60)
         assert crew[name].kill() == -signal.SIGKILL, crew[name].errors()
         crew[name].close()
@@ -100,5 +99,5 @@ def test_a_worker_killed_at_a_probe_leaves_each_effect_once(trial: Trial, probe:
 
 
 def written(trial: Trial) -> int:
-    """Return how many bytes the workers have written down: about 30 an execution."""
+    """Return how many bytes the workers have written down: about 130 an execution."""
     return trial.executions_file.stat().st_size if trial.executions_file.exists() else 0

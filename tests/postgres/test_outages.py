@@ -11,9 +11,9 @@ import pytest
 
 from postbus import EventBus, Status, StoreUnavailable
 from postbus.observe import set_probe
+from postbus.torture.proxy import Cut, Proxy
 from tests.conftest import Crew
 from tests.crash.processes import Child, Trial, until
-from tests.postgres.proxy import Cut, Proxy
 from tests.postgres.server import Server, query
 
 COMMIT = r"COMMIT\x00"
@@ -91,8 +91,8 @@ def progress(trial: Trial) -> Callable[[], bool]:
     def sizes() -> list[int]:
         return [file.stat().st_size if file.exists() else 0 for file in files]
 
-    # A publisher that waits writes one line ("try") and then none: more than a line is an answer.
-    enough = [size + 200 for size in sizes()]
+    # A publisher that waits writes one line ("invoke") and then none: more than a line is an answer.
+    enough = [size + 400 for size in sizes()]
     return lambda: all(now > then for now, then in zip(sizes(), enough, strict=True))
 
 

@@ -1,32 +1,60 @@
-"""What must hold after any crash, as pure functions over what was seen from outside and what the file holds.
+"""What must hold after any crash, as pure functions over what was seen from outside and what is stored.
 
-A history has three witnesses that the bus cannot touch: what publishers were told (`Journal`), what handlers did
-(`Execution`), and the database itself (`Database`). Each rule compares them and returns verdicts; none is good news.
-Operations whose outcome their caller never learnt may have happened or not, but at most once.
+A history has witnesses that the bus cannot touch: what publishers were told (`Journal`), what handlers did
+(`Execution`), what followers saw (`Sight`), and the database itself (`Database`), read past the product. Each rule
+compares them and yields verdicts; none is good news. Calls whose outcome their caller never learnt may have happened or
+not, but at most once.
 """
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import apsw
 import psycopg
 
+from postbus.torture.history import FAIL, INVOKE, OK, Entry
+
 __all__ = [
+    "RULES",
     "Database",
     "Execution",
     "Journal",
+    "Sight",
     "Verdict",
     "check",
+    "check_follower",
+    "executions",
+    "journal",
     "read_database",
-    "read_executions",
     "read_file",
-    "read_journal",
     "read_through",
+    "sights",
 ]
+
+RULES: Final = {
+    "lost": "an acknowledged event is not in the log under its id (I1)",
+    "phantom": "the log holds an event that nobody asked for, or one uid twice (I3)",
+    "aborted-read": "the log holds an event whose publisher was told that it was not stored",
+    "torn": "some of a batch, or of an event and the row written with it, is there, and some is not (I2)",
+    "duplicate": "a handler ran again, or an effect is there twice, and the audit log names no cause (I11)",
+    "reordered": "a follower saw a later event before an earlier one (I6)",
+    "gap": "a follower passed an event that it never saw (I5, I6)",
+    "stale-accepted": "a settlement counted whose lease was another's by then (I8)",
+    "stuck": "an event came to no end, though nothing was in its way any more (I9, I10)",
+    "two-ends": "an event came to two ends in one subscription (I9)",
+    "attempts": "an event got more attempts than its policy allows (I12)",
+    "unhandled": "an event was completed and no handler ran (S1.1)",
+    "unclaimed": "a handler ran under a lease that nobody gave (I7)",
+    "epoch-reused": "a lease's number was given twice (I4)",
+    "audit-mismatch": "replaying the audit log leads elsewhere than the tables (I13)",
+    "lake-mismatch": "the lake holds other rows than the log (I15)",
+    "damaged": "the database says of itself that it is damaged (I16)",
+}
+"""Every verdict there is, and what it says."""
 
 Key = tuple[int, str]
 """An event on its way to one subscription."""
@@ -55,12 +83,23 @@ class Execution(NamedTuple):
     pid: int
 
 
+class Sight(NamedTuple):
+    """A follower's handler saw an event, under the lead of an epoch."""
+
+    event_id: int
+    epoch: int
+    pid: int
+
+
 @dataclass(frozen=True)
 class Journal:
-    """What publishers asked for, a batch a call, and what they were told: the id of each acknowledged uid."""
+    """What publishers asked for, a batch a call, and what they were told: the id of each acknowledged uid, or no."""
 
     tried: tuple[tuple[str, ...], ...] = ()
     acknowledged: Mapping[str, int] = field(default_factory=dict[str, int])
+    aborted: frozenset[str] = frozenset()
+    beside: frozenset[str] = frozenset()
+    """Those that came with a row of the publisher's own, in one transaction."""
 
 
 class AuditRow(NamedTuple):
@@ -91,33 +130,44 @@ class Database:
     deliveries: Mapping[Key, StoredDelivery]
     audit: tuple[AuditRow, ...]
     damage: tuple[str, ...] = ()
+    own: frozenset[str] = frozenset()
+    effects: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
+    """What transactional handlers wrote, by subscription, in the order of writing."""
 
 
 # ── reading the witnesses ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def read_journal(*files: Path) -> Journal:
-    """Return what publishers wrote down: a line before each call, a line after each acknowledgement."""
+def journal(history: Iterable[Entry]) -> Journal:
+    """Return what publishers wrote down."""
     tried: dict[tuple[str, ...], None] = {}
     acknowledged: dict[str, int] = {}
-    for entry in _lines(files):
-        if "try" in entry:
-            tried[tuple(entry["try"])] = None
-        else:
-            acknowledged |= {uid: event_id for event_id, uid in entry["ack"]}
-    return Journal(tuple(tried), acknowledged)
+    aborted: set[str] = set()
+    beside: set[str] = set()
+    for entry in history:
+        if entry.op != "publish":
+            continue
+        uids = tuple(entry.told["uids"])
+        tried[uids] = None
+        if entry.told.get("beside"):
+            beside |= set(uids)
+        if entry.kind == OK:
+            acknowledged |= zip(uids, entry.told["ids"], strict=True)
+        elif entry.kind == FAIL:
+            aborted |= set(uids)
+    return Journal(tuple(tried), acknowledged, frozenset(aborted - acknowledged.keys()), frozenset(beside))
 
 
-def read_executions(*files: Path) -> list[Execution]:
-    """Return what handlers wrote down."""
-    return [Execution(*entry) for entry in _lines(files)]
+def executions(history: Iterable[Entry]) -> list[Execution]:
+    """Return what handlers wrote down before they did anything else."""
+    told = (entry for entry in history if entry.op == "handle" and entry.kind == INVOKE)
+    return [Execution._make((*each.told["delivery"], each.pid)) for each in told]
 
 
-def _lines(files: Iterable[Path]) -> Iterator:
-    for file in files:
-        if file.exists():
-            # A process can die within its last line: what it would have told is then not known.
-            yield from (json.loads(line) for line in file.read_text().splitlines(keepends=True) if line.endswith("\n"))
+def sights(history: Iterable[Entry], subscription: str) -> list[Sight]:
+    """Return what a follower's handlers wrote down."""
+    told = (entry for entry in history if entry.op == "see" and entry.told["subscription"] == subscription)
+    return [Sight(each.told["event_id"], each.told["epoch"], each.pid) for each in told]
 
 
 def read_database(url: str) -> Database:
@@ -174,10 +224,11 @@ def check(
         *(Verdict("damaged", each) for each in database.damage),
         *lost(journal, database),
         *phantom(journal, database),
-        *torn_batches(journal, database),
-        *unexplained(executions, database),
+        *aborted_read(journal, database),
+        *torn(journal, database),
+        *repeated(executions, database),
         *unclaimed(executions, database),
-        *too_many_attempts(database, allowed),
+        *attempts(database, allowed),
         *unhandled(executions, database),
         *replayed_differs(database),
     ]
@@ -202,29 +253,42 @@ def phantom(journal: Journal, database: Database) -> Iterator[Verdict]:
             yield Verdict("phantom", f"{uid} stands in the log {count} times")
 
 
-def torn_batches(journal: Journal, database: Database) -> Iterator[Verdict]:
-    """Yield batches of which some events are there and some are not (I2)."""
+def aborted_read(journal: Journal, database: Database) -> Iterator[Verdict]:
+    """Yield events in the log whose publisher was told that they were not stored."""
+    for event_id, uid in database.events.items():
+        if uid in journal.aborted:
+            yield Verdict(
+                "aborted-read", f"event {event_id} ({uid}) is in the log, and its publisher was told it is not"
+            )
+
+
+def torn(journal: Journal, database: Database) -> Iterator[Verdict]:
+    """Yield batches of which some events are there and some are not, and events without their row (I2, S4.9)."""
     stored = set(database.events.values())
     for batch in journal.tried:
         there = sum(uid in stored for uid in batch)
         if there not in (0, len(batch)):
-            yield Verdict("torn-batch", f"{there} of the {len(batch)} events from {batch[0]} on")
+            yield Verdict("torn", f"{there} of the {len(batch)} events from {batch[0]} on")
+    for uid in journal.beside:
+        if (uid in stored) != (uid in database.own):
+            there, missing = ("event", "row") if uid in stored else ("row", "event")
+            yield Verdict("torn", f"{uid}: its {there} is there, and its {missing} is not")
 
 
-def unexplained(executions: Sequence[Execution], database: Database) -> Iterator[Verdict]:
+def repeated(executions: Sequence[Execution], database: Database) -> Iterator[Verdict]:
     """Yield claims after the first, and executions within one claim, that no audit row explains (I11)."""
     for key, rows in _by_key(database).items():
         free = True
         for row in rows:
             if row.action == "PICKED":
                 if not free:
-                    yield Verdict("unexplained", f"{key} was claimed as epoch {row.epoch} while it was another's")
+                    yield Verdict("duplicate", f"{key} was claimed as epoch {row.epoch} while it was another's")
                 free = False
             elif row.action in CAUSES or (row.action == "FAILED" and row.status == "PENDING"):
                 free = True
     for each, count in Counter((one.event_id, one.subscription, one.epoch) for one in executions).items():
         if count > 1:
-            yield Verdict("unexplained", f"{each} was executed {count} times under one lease")
+            yield Verdict("duplicate", f"{each} was executed {count} times under one lease")
 
 
 def unclaimed(executions: Sequence[Execution], database: Database) -> Iterator[Verdict]:
@@ -235,16 +299,16 @@ def unclaimed(executions: Sequence[Execution], database: Database) -> Iterator[V
             yield Verdict("unclaimed", f"{one} ran without a recorded claim")
 
 
-def too_many_attempts(database: Database, allowed: int) -> Iterator[Verdict]:
+def attempts(database: Database, allowed: int) -> Iterator[Verdict]:
     """Yield deliveries that got more attempts than allowed, counting anew after a dead letter's retry (I12)."""
     for key, rows in _by_key(database).items():
-        attempts = most = 0
+        count = most = 0
         for row in rows:
-            attempts += {"PICKED": 1, "RELEASED": -1}.get(row.action, 0)
-            attempts = 0 if row.action == "RETRIED" else attempts
-            most = max(most, attempts)
+            count += {"PICKED": 1, "RELEASED": -1}.get(row.action, 0)
+            count = 0 if row.action == "RETRIED" else count
+            most = max(most, count)
         if most > allowed:
-            yield Verdict("too-many-attempts", f"{key}: {most} of {allowed}")
+            yield Verdict("attempts", f"{key}: {most} of {allowed}")
 
 
 def unhandled(executions: Sequence[Execution], database: Database) -> Iterator[Verdict]:
@@ -253,6 +317,44 @@ def unhandled(executions: Sequence[Execution], database: Database) -> Iterator[V
     for row in database.audit:
         if row.action in COMPLETED and (row.event_id, row.subscription, row.epoch) not in ran:
             yield Verdict("unhandled", f"event {row.event_id} was completed as epoch {row.epoch}, but nothing ran")
+
+
+def check_effects(database: Database, subscription: str) -> Iterator[Verdict]:
+    """Yield what a transactional handler did twice, or did not do though it was completed (I9, I11)."""
+    done = Counter(database.effects.get(subscription, ()))
+    ended = {row.event_id for row in database.audit if row.subscription == subscription and row.action in COMPLETED}
+    for event_id in sorted(ended | done.keys()):
+        if done[event_id] != (event_id in ended):
+            rule = "unhandled" if done[event_id] < 1 else "duplicate"
+            yield Verdict(rule, f"event {event_id} in {subscription!r}: {done[event_id]} effects")
+
+
+def check_follower(seen: Sequence[Sight], database: Database, start: int = 0) -> Iterator[Verdict]:
+    """Yield what a follower left out, or saw out of order or twice, under any lead (I5, I6)."""
+    ids = sorted(event_id for event_id in database.events if event_id > start)
+    following = dict(pairwise(ids))
+    leads: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for each in seen:
+        leads[each.pid, each.epoch].append(each.event_id)
+    for (pid, epoch), run in leads.items():
+        for earlier, later in pairwise(run):
+            if later != following.get(earlier):
+                rule = "duplicate" if later == earlier else "reordered" if later < earlier else "gap"
+                yield Verdict(rule, f"process {pid}, lead {epoch}: event {later} after {earlier}")
+    for missing in sorted(set(ids) - {each.event_id for each in seen}):
+        yield Verdict("gap", f"event {missing} was never seen")
+
+
+def check_projection(database: Database, subscription: str, start: int = 0) -> Iterator[Verdict]:
+    """Yield what a transactional follower left out, did twice, or did in another order than the log's (I5, I6)."""
+    effects = database.effects.get(subscription, ())
+    for earlier, later in pairwise(effects):
+        if later <= earlier:
+            yield Verdict(
+                "duplicate" if later == earlier else "reordered", f"effect of {later} after that of {earlier}"
+            )
+    for event_id in sorted({each for each in database.events if each > start} - set(effects)):
+        yield Verdict("gap", f"event {event_id} has no effect in {subscription!r}")
 
 
 def unfinished(database: Database, subscriptions: Sequence[str]) -> Iterator[Verdict]:

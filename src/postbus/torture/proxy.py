@@ -4,7 +4,7 @@ import contextlib
 import re
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from enum import Enum
 from pathlib import Path
 from typing import Final
@@ -25,9 +25,11 @@ class Cut(Enum):
 class Proxy:
     """Passes bytes between clients and one server, until it is armed."""
 
-    def __init__(self, server: Path) -> None:
-        """Stand before the server that listens on this socket."""
+    def __init__(self, server: Path | int) -> None:
+        """Stand before the server that listens on this socket, or on this port."""
         self._server = server
+        self._open = threading.Event()
+        self._open.set()
         self._lock = threading.Lock()
         self._armed: tuple[Cut, re.Pattern[bytes]] | None = None
         self._fired = threading.Event()
@@ -39,7 +41,21 @@ class Proxy:
     def url(self, behind: str) -> str:
         """Return the address that leads through here to a database, given its own."""
         database = behind.partition("?")[0].rpartition("/")[2]
-        return f"postgresql://postgres@127.0.0.1:{self._listener.getsockname()[1]}/{database}"
+        return f"postgresql://postgres@127.0.0.1:{self.port}/{database}"
+
+    @property
+    def port(self) -> int:
+        """Where it listens itself."""
+        return self._listener.getsockname()[1]
+
+    @contextlib.contextmanager
+    def shut(self) -> Generator[None]:
+        """Let nothing through for the length of a block, in either direction, and tell neither side."""
+        self._open.clear()
+        try:
+            yield
+        finally:
+            self._open.set()
 
     def cut(self, when: Cut, request: str) -> None:
         """Cut the next connection whose client sends something like `request`."""
@@ -71,10 +87,12 @@ class Proxy:
                 threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
     def _serve(self, client: socket.socket) -> None:
-        upstream = socket.socket(socket.AF_UNIX)
-        link = _Link(client, upstream)
+        by_port = isinstance(self._server, int)
+        upstream = socket.socket(socket.AF_INET if by_port else socket.AF_UNIX)
+        link = _Link(client, upstream, self._open)
         try:
-            upstream.connect(str(self._server))
+            self._open.wait()
+            upstream.connect(("127.0.0.1", self._server) if by_port else str(self._server))
             with self._lock:
                 self._links |= {client, upstream}
             back = threading.Thread(target=link.pump, args=(upstream, client, link.answer), daemon=True)
@@ -113,7 +131,8 @@ class Proxy:
 class _Link:
     """A client, the server, and what goes between them."""
 
-    def __init__(self, client: socket.socket, upstream: socket.socket) -> None:
+    def __init__(self, client: socket.socket, upstream: socket.socket, is_open: threading.Event) -> None:
+        self._open = is_open
         self.client = client
         self.upstream = upstream
         self.deaf = False
@@ -130,6 +149,7 @@ class _Link:
         """Pass on what comes, until one side is gone."""
         with contextlib.suppress(OSError):
             while (data := source.recv(CHUNK)) and (passed := through(data)) is not None:
+                self._open.wait()
                 target.sendall(passed)
         self.close()
 

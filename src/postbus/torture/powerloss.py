@@ -12,7 +12,7 @@ sectors of a write (`TEAR`). The assumptions are those of a POSIX file system th
 """
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,7 +69,7 @@ class RecordedFile(apsw.VFSFile):
         self._file = file
         super().__init__("", name, flags)
 
-    def xWrite(self, data: bytes, offset: int) -> None:  # noqa: N802  SQLite's name
+    def xWrite(self, data: Any, offset: int) -> None:  # noqa: N802  SQLite's name
         """Write."""
         self._steps.append(Step("write", self._file, offset, bytes(data)))
         super().xWrite(data, offset)
@@ -86,7 +86,7 @@ class RecordedFile(apsw.VFSFile):
 
 
 @contextmanager
-def recording() -> Iterator[Recorder]:
+def recording() -> Generator[Recorder]:
     """Give a recorder that is known to SQLite until the end of the block."""
     recorder = Recorder()
     try:
