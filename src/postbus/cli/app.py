@@ -26,6 +26,7 @@ from postbus.cli import (
     tail,
     token,
     top,
+    torture,
     worker,
 )
 from postbus.cli.console import flow, say
@@ -84,6 +85,7 @@ for name, module, command in (
     ("doctor", doctor, doctor.doctor),
     ("check", check, check.check),
     ("bench", bench, bench.bench),
+    ("torture", torture, torture.torture),
     ("grafana", grafana, grafana.grafana),
     ("migrate", migrate, migrate.migrate),
     ("import", import_table, import_table.import_table),

@@ -26,7 +26,10 @@ __all__ = [
     "Sight",
     "Verdict",
     "check",
+    "check_effects",
     "check_follower",
+    "check_projection",
+    "check_settled",
     "executions",
     "journal",
     "read_database",
@@ -343,6 +346,14 @@ def check_follower(seen: Sequence[Sight], database: Database, start: int = 0) ->
                 yield Verdict(rule, f"process {pid}, lead {epoch}: event {later} after {earlier}")
     for missing in sorted(set(ids) - {each.event_id for each in seen}):
         yield Verdict("gap", f"event {missing} was never seen")
+
+
+def check_settled(history: Iterable[Entry], database: Database) -> Iterator[Verdict]:
+    """Yield settlements that their caller was told of and that the audit log does not know (I13)."""
+    ends = {(row.event_id, row.epoch) for row in database.audit if row.action in COMPLETED or row.action == "FAILED"}
+    for entry in history:
+        if entry.op == "settle" and entry.kind == OK and (entry.told["event_id"], entry.told["epoch"]) not in ends:
+            yield Verdict("audit-mismatch", f"{entry.told} was settled by {entry.who}, and is not in the audit log")
 
 
 def check_projection(database: Database, subscription: str, start: int = 0) -> Iterator[Verdict]:

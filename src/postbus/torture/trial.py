@@ -1,0 +1,144 @@
+"""One trial: a crew at work, a fault that strikes, then everything is let come to its end, and checked."""
+
+import random
+import shutil
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from postbus.torture import checker
+from postbus.torture.checker import Database, Verdict
+from postbus.torture.crew import PROJECTION, QUEUES, READER
+from postbus.torture.history import UNKNOWN, Entry
+from postbus.torture.nemesis import Fault, Play
+from postbus.torture.stage import Late, Store, on_stage
+
+__all__ = ["Result", "check", "run"]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of a trial."""
+
+    fault: str
+    store: str
+    seed: str
+    strikes: int
+    seconds: float = 0.0
+    events: int = 0
+    executions: int = 0
+    repeated: int = 0
+    """Executions after an event's first: each with a cause, or there is a verdict."""
+    unknown: int = 0
+    """Calls whose outcome their caller never learnt."""
+    back: float = 0.0
+    """The longest, in seconds, that it took until everybody was at work again."""
+    verdicts: tuple[Verdict, ...] = ()
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether every promise was kept."""
+        return not self.verdicts
+
+
+def run(
+    fault: Fault,
+    store: str,
+    seed: str,
+    folder: Path,
+    *,
+    strikes: int = 1,
+    struck: Callable[[int], None] = lambda _: None,
+) -> tuple[Result, list[Entry]]:
+    """Run one trial on a store of its own; the same seed strikes in the same way.
+
+    What everybody wrote down stays in `folder`, and is returned.
+    """
+    began = time.monotonic()
+    chance = random.Random(f"{seed} {fault.name} {store}")
+    run_it = _run_apart if fault.apart is not None else _run_crew
+    result, history = run_it(fault, Result(fault.name, store, seed, strikes), chance, folder, struck)
+    return replace(result, seconds=time.monotonic() - began), history
+
+
+def _run_apart(
+    fault: Fault, result: Result, chance: random.Random, folder: Path, struck: Callable[[int], None]
+) -> tuple[Result, list[Entry]]:
+    if fault.apart is None:
+        raise TypeError(f"{fault.name} strikes a crew")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    verdicts: list[Verdict] = []
+    events = 0
+    for number, (count, found) in enumerate(fault.apart(result.store, chance, folder, result.strikes), 1):
+        events += count
+        verdicts += found
+        struck(number)
+    return replace(result, events=events, verdicts=tuple(verdicts)), []
+
+
+def _run_crew(
+    fault: Fault, result: Result, chance: random.Random, folder: Path, struck: Callable[[int], None]
+) -> tuple[Result, list[Entry]]:
+    back = 0.0
+    around = nullcontext[dict[str, Any]]({}) if fault.around is None else fault.around(result.store, folder)
+    with (
+        around as options,
+        on_stage(result.store, result.seed, folder, http=fault.http, doors=fault.doors, **options) as (stage, doors),
+    ):
+        play = Play(stage, chance, doors)
+        try:
+            for number in range(result.strikes):
+                fault.strike(play)
+                back = max(back, stage.await_progress())
+                struck(number + 1)
+            stage.finish()
+        except Late as late:
+            play.found.append(Verdict("stuck", str(late)))
+            stage.close()
+        history = stage.entries()
+        database = read(stage.store)
+        verdicts = (*play.found, *check(history, database))
+    executions = checker.executions(history)
+    return replace(
+        result,
+        events=len(database.events),
+        executions=len(executions),
+        repeated=len(executions) - len({(each.event_id, each.subscription) for each in executions}),
+        unknown=_unanswered(history),
+        back=back,
+        verdicts=verdicts,
+    ), history
+
+
+def read(store: Store) -> Database:
+    """Return what the bus's tables hold, and the trial's own."""
+    effects: dict[str, list[int]] = defaultdict(list)
+    for name, event_id in store.rows("SELECT subscription, event_id FROM effects ORDER BY n"):
+        effects[name].append(event_id)
+    return replace(
+        checker.read_database(store.url),
+        own=frozenset(uid for (uid,) in store.rows("SELECT uid FROM own")),
+        effects={name: tuple(ids) for name, ids in effects.items()},
+    )
+
+
+def check(history: Sequence[Entry], database: Database) -> Iterator[Verdict]:
+    """Yield every promise that a history breaks."""
+    yield from checker.check(checker.journal(history), checker.executions(history), database, subscriptions=QUEUES)
+    yield from checker.check_effects(database, QUEUES[1])
+    yield from checker.check_follower(checker.sights(history, READER), database)
+    yield from checker.check_projection(database, PROJECTION)
+    yield from checker.check_settled(history, database)
+
+
+def _unanswered(history: Sequence[Entry]) -> int:
+    """Return how many calls were told to be unknown, or were never answered."""
+    kinds = Counter((entry.op, entry.kind) for entry in history)
+    told = sum(count for (_, kind), count in kinds.items() if kind == UNKNOWN)
+    begun = sum(kinds[op, "invoke"] for op in ("publish", "settle"))
+    return told + begun - sum(kinds[op, kind] for op in ("publish", "settle") for kind in ("ok", "fail", UNKNOWN))
