@@ -68,7 +68,9 @@ JOURNAL = Journal((("a",),), {"a": 1})
 
 def made(*audit: AuditRow, events: dict[int, str] | None = None, rows: dict | None = None) -> Database:
     """Return a file's content."""
-    return Database(events={1: "a"} if events is None else events, deliveries=rows or {}, audit=audit)
+    return Database(
+        events={1: "a"} if events is None else events, deliveries=rows or {}, rows=dict(enumerate(audit, 1))
+    )
 
 
 def again(row: AuditRow, **changes: object) -> AuditRow:

@@ -1,14 +1,7 @@
 """Behind PgBouncer in transaction mode: everything but listening goes through the pooler."""
 
-import os
-import pwd
-import shutil
-import socket
-import subprocess
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -18,58 +11,18 @@ from psycopg.conninfo import conninfo_to_dict
 from postbus import EventBus
 from postbus.store import grant_roles, open_source
 from postbus.store.source import Columns
+from postbus.torture.cluster import Bouncer
 from tests.postgres.server import Server, query
 
-PROGRAM = shutil.which("pgbouncer")
-SETTINGS = """
-[databases]
-* = host={server} port=5432 user=postgres
-[pgbouncer]
-listen_addr = 127.0.0.1
-listen_port = {port}
-unix_socket_dir =
-auth_type = any
-{user}
-pool_mode = transaction
-default_pool_size = 4
-logfile = {folder}/log
-pidfile = {folder}/pid
-"""
-"""`auth_type = any` logs every client in as the user of the database line, whom the server trusts."""
-
-pytestmark = pytest.mark.skipif(PROGRAM is None, reason="pgbouncer is not installed")
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return taken.getsockname()[1]
+pytestmark = pytest.mark.skipif(Bouncer.program() is None, reason="pgbouncer is not installed")
 
 
 @pytest.fixture
-def pooled(server: Server, url: str, eventually: Callable[..., Any]) -> Iterator[str]:
+def pooled(server: Server, url: str) -> Iterator[str]:
     """Give the address of the database through a pooler of the test's own, which has fewer connections than it."""
-    owner = pwd.getpwuid(server.data.stat().st_uid).pw_name
-    user = f"user = {owner}" if os.getuid() == 0 else ""  # it does not run as root, nor may others change their user
-    folder = Path(tempfile.mkdtemp(prefix="postbus-bouncer-"))
-    folder.chmod(0o777)
-    port = free_port()
-    (folder / "ini").write_text(SETTINGS.format(server=server.data, port=port, user=user, folder=folder))
-    process = subprocess.Popen([str(PROGRAM), "-q", str(folder / "ini")])
-    try:
-        eventually(lambda: answers(port) or process.poll() is not None)
-        assert process.poll() is None, (folder / "log").read_text()
-        yield f"postgresql://postgres@127.0.0.1:{port}/{conninfo_to_dict(url)['dbname']}"
-    finally:
-        process.terminate()
-        process.wait(10)
-        shutil.rmtree(folder)
-
-
-def answers(port: int) -> bool:
-    """Return whether somebody listens on a port."""
-    with socket.socket() as tried:
-        return tried.connect_ex(("127.0.0.1", port)) == 0
+    bouncer = Bouncer(server)
+    yield bouncer.url(str(conninfo_to_dict(url)["dbname"]))
+    bouncer.remove()
 
 
 def through_pooler(url: str) -> int:

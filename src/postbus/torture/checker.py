@@ -36,6 +36,7 @@ __all__ = [
     "read_file",
     "read_through",
     "sights",
+    "with_lake",
 ]
 
 RULES: Final = {
@@ -66,7 +67,7 @@ CAUSES: Final = frozenset({"EXPIRED", "RELEASED", "RESET", "RETRIED"})
 COMPLETED: Final = frozenset({"COMPLETED", "COMPLETED_WITH_ERRORS"})
 GONE: Final = frozenset({"PURGED", "DISCARDED"})
 PENDING, LEASED, DEAD = range(3)
-AUDIT: Final = "SELECT event_id, subscription, action, status, attempt, epoch, worker_id FROM event_log ORDER BY id"
+AUDIT: Final = "SELECT id, event_id, subscription, action, status, attempt, epoch, worker_id FROM event_log ORDER BY id"
 
 
 class Verdict(NamedTuple):
@@ -127,15 +128,20 @@ class StoredDelivery(NamedTuple):
 
 @dataclass(frozen=True)
 class Database:
-    """What is stored: uids by event id, deliveries, the audit log in its order."""
+    """What is stored: uids by event id, deliveries, the audit log by its ids, in their order."""
 
     events: Mapping[int, str]
     deliveries: Mapping[Key, StoredDelivery]
-    audit: tuple[AuditRow, ...]
+    rows: Mapping[int, AuditRow]
     damage: tuple[str, ...] = ()
     own: frozenset[str] = frozenset()
     effects: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
     """What transactional handlers wrote, by subscription, in the order of writing."""
+
+    @property
+    def audit(self) -> Sequence[AuditRow]:
+        """The audit log, in its order."""
+        return tuple(self.rows.values())
 
 
 # ── reading the witnesses ────────────────────────────────────────────────────────────────────────────────────────
@@ -173,6 +179,37 @@ def sights(history: Iterable[Entry], subscription: str) -> list[Sight]:
     return [Sight(each.told["event_id"], each.told["epoch"], each.pid) for each in told]
 
 
+def with_lake(database: Database, folder: Path) -> tuple[Database, list[Verdict]]:
+    """Return what log and lake hold together, and where they tell different things of one row, or of one row twice."""
+    from postbus.spark.manifest import Manifest  # noqa: PLC0415  needs pyarrow, and few trials have a lake
+
+    verdicts: list[Verdict] = []
+    events: dict[int, Any] = dict(database.events)
+    audit: dict[int, Any] = dict(database.rows)
+    streams: tuple[tuple[str, dict[int, Any], tuple[str, ...]], ...] = (
+        ("events", events, ("uid",)),
+        ("audit", audit, AuditRow._fields),
+    )
+    for stream, known, columns in streams:
+        manifest = Manifest(folder, stream)
+        rows: list[dict[str, Any]] = (
+            manifest.dataset().to_table(columns=["id", *columns]).to_pylist() if manifest.entries() else []
+        )
+        seen: set[int] = set()
+        for row in rows:
+            told = row["uid"] if stream == "events" else AuditRow._make(row[name] for name in columns)
+            if row["id"] in seen or known.setdefault(row["id"], told) != told:
+                verdicts.append(
+                    Verdict("lake-mismatch", f"{stream} {row['id']} is there twice, or differs from the log")
+                )
+            seen.add(row["id"])
+        if missing := sorted(set(known) - seen):
+            verdicts.append(
+                Verdict("lake-mismatch", f"{len(missing)} of {stream} are not in the lake, as {missing[0]}")
+            )
+    return replace(database, events=events, rows=dict(sorted(audit.items()))), verdicts
+
+
 def read_database(url: str) -> Database:
     """Return what is stored, as of one moment, read past the product."""
     if url.startswith("sqlite:"):
@@ -206,7 +243,7 @@ def _read(run: Callable[[str], Iterable[tuple[Any, ...]]]) -> Database:
             (event_id, name): StoredDelivery(*rest)
             for event_id, name, *rest in run("SELECT event_id, subscription, state, attempt, epoch FROM deliveries")
         },
-        audit=tuple(AuditRow(*row) for row in run(AUDIT)),
+        rows={number: AuditRow(*row) for number, *row in run(AUDIT)},
     )
 
 

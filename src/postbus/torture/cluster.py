@@ -5,15 +5,18 @@ disk.
 """
 
 import os
+import pwd
 import shutil
+import socket
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 from typing import Any, Final, LiteralString
 
 import psycopg
 
-__all__ = ["Cluster", "query"]
+__all__ = ["Bouncer", "Cluster", "free_port", "query"]
 
 MEMORY: Final = Path("/dev/shm")  # noqa: S108  nothing secret, and a folder of our own in it
 ROOM: Final = 4_000_000_000
@@ -27,6 +30,21 @@ max_wal_size = '512MB'
 min_wal_size = '64MB'
 log_line_prefix = '%m [%p] %d %a '
 """
+POOLED: Final = """
+[databases]
+* = host={server} port=5432 user=postgres
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = {port}
+unix_socket_dir =
+auth_type = any
+{user}
+pool_mode = transaction
+default_pool_size = 4
+logfile = {folder}/log
+pidfile = {folder}/pid
+"""
+"""`auth_type = any` logs every client in as the user of the database line, whom the server trusts."""
 GUARD: Final = """
 read _
 pid=$(head -1 "$1/data/postmaster.pid") && kill -QUIT "$pid"
@@ -99,6 +117,61 @@ class Cluster:
     def url(self, database: str = "postgres") -> str:
         """Return the address of a database."""
         return f"postgresql://postgres@/{database}?host={self.data}"
+
+
+class Bouncer:
+    """A PgBouncer in transaction mode before a server, with fewer connections than its clients want."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        """Start it."""
+        self._cluster = cluster
+        self._folder = Path(tempfile.mkdtemp(prefix="postbus-bouncer-"))
+        self._folder.chmod(0o777)
+        self.port = free_port()
+        owner = pwd.getpwuid(cluster.data.stat().st_uid).pw_name
+        # It does not run as root, nor may others change their user.
+        user = f"user = {owner}" if os.getuid() == 0 else ""
+        told = POOLED.format(server=cluster.data, port=self.port, user=user, folder=self._folder)
+        (self._folder / "ini").write_text(told)
+        self.start()
+
+    @staticmethod
+    def program() -> str | None:
+        """Return where it is installed, if it is."""
+        return shutil.which("pgbouncer")
+
+    def url(self, database: str = "postgres") -> str:
+        """Return the address of a database through it."""
+        return f"postgresql://postgres@127.0.0.1:{self.port}/{database}"
+
+    def start(self) -> None:
+        """Start it, and wait until it takes connections."""
+        self._process = subprocess.Popen([str(self.program()), "-q", str(self._folder / "ini")])
+        while not self._answers():
+            if self._process.poll() is not None:
+                raise RuntimeError((self._folder / "log").read_text(errors="replace"))
+            time.sleep(0.02)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self._process.kill()
+        self._process.wait()
+        (self._folder / "pid").unlink(missing_ok=True)
+
+    def remove(self) -> None:
+        """End it for good."""
+        self.kill()
+        shutil.rmtree(self._folder)
+
+    def _answers(self) -> bool:
+        with socket.socket() as tried:
+            return tried.connect_ex(("127.0.0.1", self.port)) == 0
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return taken.getsockname()[1]
 
 
 def query(url: str, statement: LiteralString, *parameters: Any) -> list[tuple[Any, ...]]:

@@ -368,22 +368,34 @@ def play(config: Config) -> None:
     """Play a role to its end."""
     logging.getLogger("postbus").setLevel(logging.CRITICAL)
     if config.get("probe"):
-        die_at(*config["probe"])
+        die_at(*config["probe"], victim=config.get("victim", "group"))
     ROLES[config["role"]](config)
 
 
-def die_at(name: str, hit: int) -> None:
-    """Have this process, and all of its group, end at the `hit`-th time that it comes by a probe."""
+def die_at(name: str, hit: int, victim: str) -> None:
+    """Have this process and all of its group end at the `hit`-th time that it comes by a probe; or Spark's workers."""
     lock, left = threading.Lock(), [hit]
 
     def hook(probe: str) -> None:
         if probe == name:
             with lock:
                 left[0] -= 1
-                if not left[0]:
-                    os.killpg(0, signal.SIGKILL)
+                if left[0]:
+                    return
+            for pid in _spark_workers() if victim == "workers" else [-os.getpgrp()]:
+                os.kill(pid, signal.SIGKILL)
 
     set_probe(hook)
+
+
+def _spark_workers() -> list[int]:
+    """Return the Python processes that work for this driver's Spark."""
+    found: list[int] = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if b"pyspark.daemon" in (folder / "cmdline").read_bytes() and os.getpgid(int(folder.name)) == os.getpgrp():
+                found.append(int(folder.name))
+    return sorted(found)[-2:]
 
 
 def _lines() -> Iterator[bytes]:

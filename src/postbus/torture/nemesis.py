@@ -6,6 +6,7 @@ seed draws the same victims, moments and ways. What cannot be struck here says w
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +24,7 @@ from postbus.bus import EventBus
 from postbus.errors import PostbusError
 from postbus.torture.apart import Apart, bit_flip, power_loss, restored_backup
 from postbus.torture.checker import Verdict
+from postbus.torture.cluster import Bouncer
 from postbus.torture.crew import LEASE, PROJECTION, QUEUES
 from postbus.torture.history import FAIL, INVOKE, OK
 from postbus.torture.proxy import Cut, Proxy
@@ -114,6 +117,8 @@ class Fault:
     """What must be in place around the stage: returns a context manager that gives options for it, or raises Absent."""
     missing: Callable[[], str | None] = lambda: None
     """Why it cannot be tried here, if so."""
+    lake: bool = False
+    """Whether the log is brought into a lake, which must then hold the same."""
     apart: Apart | None = None
     """How it is tried without a crew, if so."""
 
@@ -302,6 +307,32 @@ def cut_in_commit(play: Play) -> None:
         raise Late(f"no {role} came by to be cut off")
 
 
+@contextmanager
+def _pooled(store: str, folder: Path) -> Generator[dict[str, Any]]:
+    del store, folder
+    yield {"pooled": True}
+
+
+@fault(
+    "pooler-crash",
+    "everything works behind PgBouncer in transaction mode, and goes on when it does",
+    stores=POSTGRES,
+    around=_pooled,
+    missing=lambda: None if Bouncer.program() else "pgbouncer is not installed",
+)
+def pooler_crash(play: Play) -> None:
+    """Kill the PgBouncer between all processes and the database, and start it again."""
+    bouncer = play.stage.bouncer
+    if bouncer is None:
+        raise Late("there is no pooler")
+    play.pause(0.4)
+    play.note("PgBouncer is killed")
+    bouncer.kill()
+    play.pause(1)
+    bouncer.start()
+    play.note("PgBouncer is back")
+
+
 @fault(
     "partition", "others handle what it held; what it reports later is refused", stores=POSTGRES, doors=("worker-1",)
 )
@@ -432,6 +463,55 @@ def _set_clock(play: Play, told: str) -> None:
         "CREATE OR REPLACE FUNCTION postbus.now() RETURNS timestamptz LANGUAGE sql VOLATILE PARALLEL SAFE "
         f"AS $$ SELECT {told} $$"
     )
+
+
+# ── Spark ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+INGEST: Final = ("ingest.reading", "ingest.files_written", "ingest.manifest_written", "ingest.before_commit_log")
+ARCHIVE: Final = ("archive.verifying", "archive.verified", "archive.pruned")
+
+
+def _no_spark() -> str | None:
+    return None if find_spec("pyspark") else "Spark is not installed: pip install 'postbus[spark]'"
+
+
+def _spark(play: Play, role: str, **config: Any) -> None:
+    """Run a driver to its end, whichever that is."""
+    driver = play.stage.start("driver", role, rows=play.chance.randint(20, 200), **config)
+    until(lambda: not driver.runs(), f"the driver ends: {role}", 600)
+
+
+@fault("spark-driver", "the lake is the log: each row once, none missing", lake=True, missing=_no_spark)
+def spark_driver(play: Play) -> None:
+    """Kill the driver that brings the log into the lake: reading, files or manifest written, before Spark knows."""
+    probe = play.chance.choice(INGEST)
+    play.note(f"the driver is killed at {probe}")
+    _spark(play, "ingest", probe=[probe, play.chance.randint(1, 2)])
+
+
+@fault("spark-worker", "the lake is the log: each row once, none missing", lake=True, missing=_no_spark)
+def spark_worker(play: Play) -> None:
+    """Kill the Python processes that read the log for Spark."""
+    play.note("Spark's Python workers are killed")
+    _spark(play, "ingest", probe=["ingest.reading", 1], victim="workers")
+
+
+@fault("spark-checkpoint", "the lake is the log: it goes on from the manifest", lake=True, missing=_no_spark)
+def spark_checkpoint(play: Play) -> None:
+    """Remove the directory in which Spark keeps how far it has come."""
+    _spark(play, "ingest")
+    stream = play.chance.choice(("events", "audit"))
+    play.note(f"the checkpoint of {stream} is removed")
+    shutil.rmtree(play.stage.folder / "lake" / stream / "checkpoint")
+
+
+@fault("archive-crash", "each event is in the tables or, verified, in the lake", lake=True, missing=_no_spark)
+def archive_crash(play: Play) -> None:
+    """Kill the driver that prunes what the lake holds: verifying, verified, some of it pruned."""
+    _spark(play, "ingest")
+    probe = play.chance.choice(ARCHIVE)
+    play.note(f"the archive is killed at {probe}")
+    _spark(play, "archive", probe=[probe, 1])
 
 
 # ── what is left of a database ───────────────────────────────────────────────────────────────────────────────────

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,7 +17,7 @@ import apsw
 
 from postbus.bus import EventBus
 from postbus.errors import StoreUnavailable
-from postbus.torture.cluster import Cluster, query
+from postbus.torture.cluster import Bouncer, Cluster, free_port, query
 from postbus.torture.crew import QUEUES, TABLES
 from postbus.torture.history import Entry, History, read
 from postbus.torture.proxy import Proxy
@@ -144,6 +143,7 @@ class Stage:
     crew: dict[str, Member] = field(default_factory=dict[str, Member])
     doors: dict[str, str] = field(default_factory=dict[str, str])
     """Addresses that some, by name or role, are to use instead of the store's own."""
+    bouncer: Bouncer | None = None
     port: int = 0
     _nursery: "subprocess.Popen[bytes] | None" = None
 
@@ -247,7 +247,7 @@ class Stage:
     def await_progress(self, seconds: float = PATIENCE, without: Iterable[str] = ()) -> float:
         """Wait until everybody has got something done since now; return how long that took. Raise Late if not."""
         began = time.monotonic()
-        watched = [name for name in self.crew if name not in {*without, "server"}]
+        watched = [name for name in self.playing("publish", "work", "poll", "follow") if name not in without]
         enough = {name: self._written(name) + 700 for name in watched if self.crew[name].config["role"] != "follow"}
         followers = [name for name in watched if name not in enough]
         followed = self._written_by(followers) + 700
@@ -269,7 +269,7 @@ class Stage:
 
     def _check_alive(self) -> None:
         for name, each in self.crew.items():
-            if each.config["role"] not in {"ingest", "archive"} and not each.config.get("mortal") and not each.runs():
+            if each.config["role"] not in {"ingest", "archive"} and not each.runs():
                 raise Late(f"{name} has ended by itself: {self.errors(name)}")
 
     def errors(self, name: str) -> str:
@@ -311,11 +311,6 @@ class Stage:
             self._nursery.communicate()
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return taken.getsockname()[1]
-
-
 @contextmanager
 def on_stage(
     store: str,
@@ -325,6 +320,7 @@ def on_stage(
     http: bool = False,
     doors: Iterable[str] = (),
     within: Path | None = None,
+    pooled: bool = False,
 ) -> Generator[tuple[Stage, dict[str, Proxy]]]:
     """Give a stage with its crew at work, and the doors asked for: before `http`, or before the store of some."""
     with ExitStack() as stack:
@@ -336,9 +332,14 @@ def on_stage(
             cluster = Cluster(within=within)
             stack.callback(cluster.remove)
             place = Store(cluster.url(), cluster)
-        stage = Stage(folder, place, seed, port=_free_port() if http else 0)
+        stage = Stage(folder, place, seed, port=free_port() if http else 0)
         stack.callback(stage.close)
         stage.open()
+        if pooled and place.cluster is not None:
+            stage.bouncer = Bouncer(place.cluster)
+            stack.callback(stage.bouncer.remove)
+            stage.options = {"direct_url": place.url}
+            stage.doors = dict.fromkeys(("publish", "work", "poll", "follow"), stage.bouncer.url())
         made: dict[str, Proxy] = {}
         for door in doors:
             proxy = made[door] = Proxy(stage.port if door == "http" or not place.cluster else place.cluster.socket)

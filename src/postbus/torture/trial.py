@@ -15,7 +15,7 @@ from postbus.torture.checker import Database, Verdict
 from postbus.torture.crew import PROJECTION, QUEUES, READER
 from postbus.torture.history import UNKNOWN, Entry
 from postbus.torture.nemesis import Fault, Play
-from postbus.torture.stage import Late, Store, on_stage
+from postbus.torture.stage import Late, Stage, Store, on_stage, until
 
 __all__ = ["Result", "check", "run"]
 
@@ -97,11 +97,16 @@ def _run_crew(
                 back = max(back, stage.await_progress())
                 struck(number + 1)
             stage.finish()
+            if fault.lake:
+                ingest_rest(stage)
         except Late as late:
             play.found.append(Verdict("stuck", str(late)))
             stage.close()
         history = stage.entries()
         database = read(stage.store)
+        if fault.lake:
+            database, mismatches = checker.with_lake(database, folder / "lake")
+            play.found += mismatches
         verdicts = (*play.found, *check(history, database))
     executions = checker.executions(history)
     return replace(
@@ -113,6 +118,12 @@ def _run_crew(
         back=back,
         verdicts=verdicts,
     ), history
+
+
+def ingest_rest(stage: Stage) -> None:
+    """Bring into the lake what is not there yet, with nothing in the way."""
+    driver = stage.start("driver", "ingest", rows=100_000)
+    until(lambda: not driver.runs(), "the last driver ends", 600)
 
 
 def read(store: Store) -> Database:
