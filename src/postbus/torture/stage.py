@@ -37,8 +37,7 @@ CREW: Final = {
 HTTP_CREW: Final = {"server": "serve", "http-publisher": "publish", "http-worker": "work"}
 BUSY: Final = """
     SELECT count(*) FROM pg_stat_activity
-    WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()
-      AND (state <> 'idle' OR backend_xid IS NOT NULL)
+    WHERE datname = current_database() AND application_name = %s AND (state <> 'idle' OR backend_xid IS NOT NULL)
 """
 PATIENCE: Final = 60.0
 """How long, in seconds, whatever should happen by itself is waited for."""
@@ -117,11 +116,10 @@ class Store:
         finally:
             connection.close()
 
-    def is_writing(self) -> bool:
-        """Return whether somebody has a transaction open that others may have to wait for."""
+    def is_writing(self, name: str) -> bool:
+        """Return whether one of the crew (on a file: anybody) has a transaction open that others may wait for."""
         if not self.is_sqlite:
-            # Whoever is at work, or has begun and waits to go on; one connection of ours is asking.
-            return query(self.url, BUSY) != [(0,)]
+            return query(self.url, BUSY, name) != [(0,)]
         probe = apsw.Connection(str(self.path))
         try:
             probe.execute("BEGIN IMMEDIATE; ROLLBACK")
@@ -184,10 +182,13 @@ class Stage:
     def start(self, name: str, role: str, **config: Any) -> Member:
         """Have one more, or one again: it knows how many there have been before it under its name."""
         before = self.crew.get(name)
+        url = self.doors.get(name) or self.doors.get(role) or self.store.url
         told = {
             "role": role,
             "name": name,
-            "url": self.doors.get(name) or self.doors.get(role) or self.store.url,
+            "url": url
+            if url.startswith(("sqlite", "http"))
+            else f"{url}{'&' if '?' in url else '?'}application_name={name}",
             "seed": self.seed,
             "life": before.config["life"] + 1 if before else 0,
             "history": str(self.folder / "history" / f"{name}.jsonl"),
@@ -212,11 +213,11 @@ class Stage:
         config = {key: value for key, value in self.crew[name].config.items() if key not in {"life", "name", "role"}}
         return self.start(name, self.crew[name].config["role"], **config)
 
-    def begin(self, *, http: bool) -> None:
-        """Start the crew, and wait until everybody does his work."""
+    def begin(self, *, http: bool, pace: float) -> None:
+        """Start the crew, publishers at a pace, and wait until everybody does his work."""
         for name, role in {**CREW, **(HTTP_CREW if http else {})}.items():
-            far = http and name.startswith("http-")
-            self.start(name, role, **({"url": self.doors.get("http", f"http://127.0.0.1:{self.port}")} if far else {}))
+            far = {"url": self.doors.get("http", f"http://127.0.0.1:{self.port}")} if name.startswith("http-") else {}
+            self.start(name, role, pace=pace, **far)
         self.await_progress()
 
     def playing(self, *roles: str) -> list[str]:
@@ -230,7 +231,7 @@ class Stage:
         def halted() -> bool:
             member.send(signal.SIGSTOP)
             time.sleep(0.002)
-            if self.store.is_writing():
+            if self.store.is_writing(name):
                 member.send(signal.SIGCONT)
                 time.sleep(0.003)
                 return False
@@ -321,6 +322,7 @@ def on_stage(
     doors: Iterable[str] = (),
     within: Path | None = None,
     pooled: bool = False,
+    pace: float = 0.02,
 ) -> Generator[tuple[Stage, dict[str, Proxy]]]:
     """Give a stage with its crew at work, and the doors asked for: before `http`, or before the store of some."""
     with ExitStack() as stack:
@@ -345,5 +347,5 @@ def on_stage(
             proxy = made[door] = Proxy(stage.port if door == "http" or not place.cluster else place.cluster.socket)
             stack.callback(proxy.close)
             stage.doors[door] = proxy.url(place.url) if door != "http" else f"http://127.0.0.1:{proxy.port}"
-        stage.begin(http=http)
+        stage.begin(http=http, pace=pace)
         yield stage, made

@@ -85,10 +85,14 @@ def _run_crew(
     fault: Fault, result: Result, chance: random.Random, folder: Path, struck: Callable[[int], None]
 ) -> tuple[Result, list[Entry]]:
     back = 0.0
+    pace = {"pace": 0.2} if fault.lake else {}  # a driver takes its time, and has to catch up
     around = nullcontext[dict[str, Any]]({}) if fault.around is None else fault.around(result.store, folder)
     with (
         around as options,
-        on_stage(result.store, result.seed, folder, http=fault.http, doors=fault.doors, **options) as (stage, doors),
+        on_stage(result.store, result.seed, folder, http=fault.http, doors=fault.doors, **pace, **options) as (
+            stage,
+            doors,
+        ),
     ):
         play = Play(stage, chance, doors)
         try:

@@ -1,0 +1,272 @@
+"""Plant bugs in a copy of postbus, one at a time, and see that each is caught: `python tools/planted_bugs.py [NAME …]`.
+
+A proof is worth what it notices. Each bug is a change of one line that a tired person could make; the trial beside it
+must go red on it: a fault of `postbus torture`, which names the verdict, or a test. The table goes to
+docs/planted-bugs.json, from which docs/guarantees.md has it.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "docs" / "planted-bugs.json"
+FAILED, FINDINGS = 1, 3
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A line of `file`, what becomes of it, and what must notice: a fault with a store and trials, or a test."""
+
+    name: str
+    file: str
+    line: str
+    planted: str
+    caught_by: str
+    what: str
+
+
+BUGS = (
+    Bug(
+        "no-epoch-check",
+        "store/leases.py",
+        "if standing.get(each.lease.event_id) == each.lease.epoch]",
+        "if each.lease.event_id in standing]",
+        "pause-worker sqlite 1",
+        "A late worker completes what another holds by now",
+    ),
+    Bug(
+        "no-pin",
+        "store/postgres/migrations/0001_initial.sql",
+        "    RETURN least(upper, coalesce(pinned, upper));",
+        "    RETURN upper;",
+        "long-transaction postgres 2",
+        "Readers pass positions that a transaction may still fill",
+    ),
+    Bug(
+        "synchronous-normal",
+        "store/sqlite/connection.py",
+        '        if pragma("synchronous") != FULL:',
+        '        if pragma("synchronous") != FULL or pragma("synchronous", "normal") == FULL:',
+        "power-loss sqlite 40",
+        "SQLite commits without waiting for the disk",
+    ),
+    Bug(
+        "acknowledged-uncommitted",
+        "store/committer.py",
+        "            connection.rollback()\n            raise\n        return results",
+        "            connection.rollback()\n        return results",
+        "disk-full sqlite 3",
+        "A commit that failed is acknowledged all the same",
+    ),
+    Bug(
+        "checkpoint-before-effect",
+        "follower.py",
+        '        probe("read")\n',
+        '        probe("read"); self._done(ahead.reached, self.follow.checkpoint.size)\n',
+        "tests/crash/test_follower_kills.py -k killed_at_a_probe and sqlite and each",
+        "A follower saves its position before it has handled what is there",
+    ),
+    Bug(
+        "pruned-unverified",
+        "spark/archive.py",
+        "            _verify(spark, url, lake, bound)",
+        "            pass",
+        "tests/spark/test_archive.py -k what_the_lake_does_not_hold_exactly_stays",
+        "The archive prunes without comparing lake and log",
+    ),
+    Bug(
+        "client-clock",
+        "store/postgres/store.py",
+        "        return Session(db, catalog, catalog.now)",
+        "        return Session(db, catalog, int(time.time() * 1_000_000))",
+        "clock-jump postgres 3",
+        "Due times and leases follow the clock of the client",
+    ),
+    Bug(
+        "notify-without-poll",
+        "worker.py",
+        "        pause = self._settings.poll_interval",
+        "        pause = 3_600.0",
+        "tests/bus/test_leases.py tests/bus/test_retries.py",
+        "A worker looks only when it is told to",
+    ),
+    Bug(
+        "reset-keeps-the-epoch",
+        "store/leases.py",
+        "self._now, self._draw(), event_id, subscription, row.epoch))",
+        "self._now, row.epoch, event_id, subscription, row.epoch))",
+        "tests/contract/test_reset_expire.py",
+        "After a reset, who held it before may still settle it",
+    ),
+    Bug(
+        "key-not-parked",
+        "follower.py",
+        '        if self.follow.on_error == "park_key" and event.key is not None:',
+        "        if False:",
+        "tests/bus/test_following_keys.py",
+        "Behind a dead letter, others of its key go on",
+    ),
+    Bug(
+        "attempts-without-end",
+        "store/leases.py",
+        "            if row.attempt >= allowed:",
+        "            if row.attempt >= allowed + 2:",
+        "crashing-event sqlite 1",
+        "Attempts that ended their worker are not all counted",
+    ),
+    Bug(
+        "uid-forgotten",
+        "store/sqlite/appending.py",
+        '        self._db.run("add_uid", (draft.uid, event.id, digest, self._now))\n',
+        "",
+        "http-cut sqlite 6",
+        "The same uid is stored twice",
+    ),
+    Bug(
+        "claim-unrecorded",
+        "store/leases.py",
+        '        self._db.run("log_picked", (ids, claim.subscription))\n',
+        "",
+        "calm sqlite 1",
+        "A claim writes no audit row",
+    ),
+    Bug(
+        "deposed-moves-on",
+        "store/sqlite/queries.sql",
+        " WHERE subscription = ?3 AND epoch = ?4 AND position <= ?1;",
+        " WHERE subscription = ?3 AND ?4 IS NOT NULL;",
+        "two-leaders sqlite 3",
+        "A follower that was deposed still moves the checkpoint",
+    ),
+    Bug(
+        "no-heartbeat",
+        "worker.py",
+        "            for lease in self._store.extend(held, self._lease):",
+        "            for lease in ():",
+        "slow-handler sqlite 1",
+        "Leases are not kept while a handler takes long",
+    ),
+    Bug(
+        "damage-unnoticed",
+        "store/records.py",
+        "    if row[12] is not None and checksum(row[1], row[2], row[3], row[7]) != row[12]:",
+        "    if False:",
+        "bit-flip sqlite 200",
+        "A payload that was damaged on disk is handed out",
+    ),
+    Bug(
+        "restored-ids-again",
+        "store/sqlite/store.py",
+        '        session.db.run("jump_ids")\n        return session.db.value("draw_epochs", (EPOCHS_APART,))',
+        '        return session.db.value("draw_epochs", (1,))',
+        "restored-backup sqlite 2",
+        "After a restore, ids and leases are given a second time",
+    ),
+    Bug(
+        "outside-the-transaction",
+        "bus.py",
+        "            events = connection.publish(ready) if ours else self.store.publish_on(connection, ready)",
+        "            events = self.store.publish(ready)",
+        "calm postgres 1",
+        "What is published in a transaction is there before it commits, and if it never does",
+    ),
+    Bug(
+        "batch-again",
+        "spark/lake.py",
+        "        if self._fresh and not self._is_next(frame):",
+        "        if False:",
+        "spark-driver sqlite 6",
+        "A batch that Spark brings a second time is written a second time",
+    ),
+    Bug(
+        "handler-skipped",
+        "execution.py",
+        "                result = self._call(run)\n",
+        "                result = self._call(run) if run.delivery.id % 20 else None\n",
+        "calm sqlite 1",
+        "Now and then a handler is not called",
+    ),
+    Bug(
+        "finished-and-kept",
+        "store/leases.py",
+        '            self._db.run("finish_all", (json_array(each.lease.event_id for each in held), subscription))\n',
+        "",
+        "calm sqlite 1",
+        "What is completed stays to be done",
+    ),
+)
+
+
+def plant(bug: Bug, folder: Path) -> Path:
+    """Return the sources with the bug in them."""
+    source = folder / "src"
+    shutil.copytree(ROOT / "src", source, ignore=shutil.ignore_patterns("__pycache__"))
+    file = source / "postbus" / bug.file
+    text = file.read_text()
+    if text.count(bug.line) != 1:
+        raise LookupError(f"{bug.name}: {bug.file} has its line {text.count(bug.line)} times: plant this bug anew")
+    file.write_text(text.replace(bug.line, bug.planted))
+    return source
+
+
+def try_one(bug: Bug) -> dict[str, Any]:
+    """Plant a bug and run what must notice it; return whether it did, and by which verdicts."""
+    with tempfile.TemporaryDirectory(prefix="postbus-planted-") as name:
+        folder = Path(name)
+        source = plant(bug, folder)
+        told: list[dict[str, Any]] = []
+        if bug.caught_by.startswith("tests/"):
+            paths, _, chosen = bug.caught_by.partition(" -k ")
+            ended = run(
+                source, ROOT, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *paths.split(), "-k", chosen
+            )
+            caught = ended.returncode == FAILED
+        else:
+            fault, store, trials = bug.caught_by.split()
+            asked = ["torture", fault, "--store", store, "--trials", trials, "--report", "report", "-o", "json"]
+            ended = run(source, folder, "-c", "from postbus.cli import main; main()", *asked)
+            caught = ended.returncode == FINDINGS
+            told = json.loads(ended.stdout) if caught else []
+        if not caught:
+            print(ended.stdout[-1_500:], ended.stderr[-1_500:], file=sys.stderr)
+    verdicts = sorted({verdict[0] for trial in told for verdict in trial["verdicts"]})
+    return {**asdict(bug), "caught": caught, "verdicts": verdicts}
+
+
+def run(source: Path, folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Run Python on the sources with the bug."""
+    environment = {**os.environ, "PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run(  # noqa: S603  written above
+        [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def main() -> int:
+    """Try all bugs, or those named; write the table down if it was all."""
+    parser = argparse.ArgumentParser(description="Plant bugs in a copy of postbus, and see that each is caught.")
+    parser.add_argument("names", nargs="*")
+    names: list[str] = parser.parse_args().names
+    results: list[dict[str, Any]] = []
+    for bug in BUGS:
+        if not names or bug.name in names:
+            told = try_one(bug)
+            results.append(told)
+            caught = "caught" if told["caught"] else "NOT CAUGHT"
+            print(f"{bug.name:26} {caught:12} {bug.caught_by:40} {' '.join(told['verdicts'])}", flush=True)
+    count = sum(each["caught"] for each in results)
+    print(f"{count} of {len(results)} planted bugs were caught")
+    if not names:
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    return count < len(results)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
