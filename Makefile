@@ -7,7 +7,7 @@ ARGS   ?=
 COMMA  := ,
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench prove format docs site clean
+.PHONY: help demo test check bench prove torture audit fuzz format docs site clean
 .DELETE_ON_ERROR:
 
 help:  ## Show this list
@@ -22,18 +22,31 @@ test: $(VENV)/.dev  ## Run the tests (ARGS="-k retry" picks some)
 
 check: $(VENV)/.dev  ## Lint, format, types, layers, and generated pages: changes nothing
 	@$(BIN)/ruff check
+	@$(BIN)/bandit -q -c pyproject.toml -r src
 	@$(BIN)/ruff format --check
 	@$(BIN)/pyright
 	@$(BIN)/lint-imports
 	@$(BIN)/python tools/requirements_page.py --check
 	@$(BIN)/python tools/cli_page.py --check
 	@$(BIN)/python tools/llms_page.py --check
+	@$(BIN)/python tools/proof_page.py --check
 
 bench: $(VENV)/.bench bench/node/node_modules/.ready  ## Measure postbus and its peers side by side
 	@$(BIN)/python -m bench $(ARGS)
 
 prove: $(VENV)/.dev  ## Run the long trials: crashes, power loss, poison
 	@$(BIN)/pytest -q -m slow --timeout=3600 $(ARGS)
+
+audit: $(VENV)/.audit  ## Look for known weaknesses, in the source and in the packages (asks a service on the network)
+	@$(BIN)/bandit -q -c pyproject.toml -r src
+	@$(BIN)/python tools/audit.py
+
+fuzz: $(VENV)/.fuzz  ## Fuzz what reads from outside, a minute each (ARGS="-max_total_time=600")
+	@for each in address cloudevents pattern payload wire; do \
+	 $(BIN)/python -m tests.fuzz $$each $(or $(ARGS),-max_total_time=60) || exit 1; done
+
+torture: $(VENV)/.dev  ## Break it on purpose, check every promise (ARGS="kill-worker --trials 20 --report proof")
+	@$(BIN)/postbus torture $(ARGS)
 
 format: $(VENV)/.dev  ## Format the code and apply the safe lint fixes
 	@$(BIN)/ruff check --fix-only --exit-zero
@@ -42,13 +55,14 @@ format: $(VENV)/.dev  ## Format the code and apply the safe lint fixes
 docs: $(VENV)/.dev  ## Regenerate the pages made from the tests and the commands
 	@$(BIN)/python tools/requirements_page.py
 	@$(BIN)/python tools/cli_page.py
+	@$(BIN)/python tools/proof_page.py
 	@$(BIN)/python tools/llms_page.py
 
 site: $(VENV)/.dev  ## Build the documents as a site, into site/
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:  ## Remove .venv, caches and build products
-	@rm -rf $(VENV) dist build site .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) dist build site .pytest_cache .ruff_cache .hypothesis .fuzz .import_linter_cache
 	@find src tests tools bench -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # --- the virtual environment: a stamp file a set of extras, renewed when pyproject.toml changes ---
@@ -78,6 +92,14 @@ $(VENV)/.dev: pyproject.toml | $(VENV)/pyvenv.cfg
 
 $(VENV)/.bench: pyproject.toml | $(VENV)/pyvenv.cfg
 	$(call install,[dev$(COMMA)bench$(COMMA)server$(COMMA)spark$(COMMA)jdk])
+	@touch $(VENV)/.spark $(VENV)/.dev $@
+
+$(VENV)/.audit: pyproject.toml | $(VENV)/pyvenv.cfg
+	$(call install,[audit$(COMMA)dev$(COMMA)server$(COMMA)spark$(COMMA)jdk])
+	@touch $(VENV)/.spark $(VENV)/.dev $@
+
+$(VENV)/.fuzz: pyproject.toml | $(VENV)/pyvenv.cfg
+	$(call install,[dev$(COMMA)fuzz$(COMMA)server$(COMMA)spark$(COMMA)jdk])
 	@touch $(VENV)/.spark $(VENV)/.dev $@
 
 # Two of the bench's peers live on Node. Without npm they are left out, and the bench says so.

@@ -15,7 +15,7 @@ import yaml
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 PAGE: Final = Path("docs/llms.txt")
-BESIDE: Final = {"changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md"}
+BESIDE: Final = {"changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md", "security.md": "SECURITY.md"}
 """Pages of the site that lie beside docs/; see tools/site_hooks.py."""
 
 _ASIDE: Final = re.compile(r"^```.*?^```$|<!--.*?-->|^:::.*?(?=^\S)", re.MULTILINE | re.DOTALL)

@@ -1,6 +1,6 @@
 """What mkdocs adds to docs/ when it makes the site: pages from beside it, the drawing of the states, the sources.
 
-On GitHub the changelog and the contributing page lie at the root, links lead there, and Mermaid is drawn by GitHub.
+On GitHub the changelog and the like lie at the root, links lead there, and Mermaid is drawn by GitHub.
 None of that holds on a site that loads nothing from another host, so each is turned into what does.
 """
 
@@ -14,7 +14,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-BESIDE: Final = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
+BESIDE: Final = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md", "SECURITY.md": "security.md"}
 DRAWINGS: Final = {"state_machine.md": "images/states.svg"}
 
 _LINK: Final = re.compile(r"(\]\()([^)#\s]+)")

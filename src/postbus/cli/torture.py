@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from postbus.cli.console import Output, emit, progress, say, table
+from postbus.cli.console import Output, doing, emit, progress, say, table
 from postbus.cli.options import Format
 from postbus.errors import InvalidRequest
 
@@ -28,7 +28,9 @@ Example: postbus torture --list
 
 Example: postbus torture kill-worker database-crash --trials 20 --report proof
 
-Example: postbus torture --store sqlite --seed 7"""
+Example: postbus torture --store sqlite --seed 7
+
+Example: postbus torture --soak 7200 --store postgres --report proof"""
 COLUMNS: Final = "FAULT  STORE  TRIALS  EVENTS  REPEATED  UNKNOWN  LOST  DUPLICATE  REORDERED  STUCK  OTHER  BACK AFTER"
 SHOWN: Final = ("lost", "duplicate", "reordered", "stuck")
 TOGETHER: Final = 10
@@ -53,6 +55,10 @@ def torture(
         Path | None, typer.Option(help="A folder for results.json and a timeline of every run.", file_okay=False)
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep histories and databases of clean runs too.")] = False,
+    soak: Annotated[
+        float | None,
+        typer.Option(min=10, max=1_000_000, help="Instead: strike here and there for so many seconds."),
+    ] = None,
     listed: Annotated[bool, typer.Option("--list", help="Only name the faults, and what must hold.")] = False,
     output: Format = Output.TABLE,
 ) -> None:
@@ -64,6 +70,9 @@ def torture(
 
     LOST to OTHER count broken promises, and should be 0. REPEATED are executions after an event's first, each with a
     recorded cause; UNKNOWN are calls that got no answer. BACK AFTER is the longest until all were at work again.
+
+    A soak strikes every 5 to 40 seconds, brings the log into a lake and prunes it every 5 minutes (that needs Spark), and
+    also checks that neither memory nor tables grow.
 
     Exit code 3 if a promise was broken: the run's history then stays, and its seed replays its schedule.
     """
@@ -82,7 +91,8 @@ def torture(
         raise InvalidRequest(
             "a PostgreSQL of its own is not installed: pip install 'postbus[torture]', or --store sqlite"
         )
-    results = list(_all(wanted, where, trials, seed, report, keep=keep))
+    tries = _all(wanted, where, trials, seed, report, keep=keep) if soak is None else _soak(where, seed, soak, report)
+    results = list(tries)
     if report is not None:
         (report / "results.json").write_text(json.dumps([asdict(each) for each in results], indent=1) + "\n")
     emit(output, [asdict(each) for each in results], lambda: [table(COLUMNS, _rows(results))])
@@ -125,6 +135,22 @@ def _runs(fault: "Fault", store: str, trials: int, seed: str, report: Path | Non
             yield result
     if report is None and not any(place.iterdir()):
         place.rmdir()
+
+
+def _soak(stores: list[str], seed: str, seconds: float, report: Path | None) -> Iterator["Result"]:
+    from postbus.torture.timeline import page  # noqa: PLC0415
+    from postbus.torture.trial import soak  # noqa: PLC0415
+
+    place = Path(tempfile.mkdtemp(prefix="postbus-torture-")) if report is None else report
+    place.mkdir(parents=True, exist_ok=True)
+    for store in stores:
+        folder = (place / f"soak-{store}-{seed}").absolute()
+        with doing(f"a soak of {seconds:,.0f} s on {store}"):
+            result, history = soak(store, seed, folder, seconds)
+        told = page(result, history, "Strike now here, now there", "every promise, and nothing grows")
+        Path(f"{folder}.html").write_text(told)
+        say(f"the timeline: {folder}.html", style="dim")
+        yield result
 
 
 def _rows(results: Iterable["Result"]) -> Iterator[tuple[object, ...]]:

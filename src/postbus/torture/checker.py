@@ -56,6 +56,7 @@ RULES: Final = {
     "epoch-reused": "a lease's number was given twice (I4)",
     "audit-mismatch": "replaying the audit log leads elsewhere than the tables (I13)",
     "lake-mismatch": "the lake holds other rows than the log (I15)",
+    "grown": "memory or tables grow while what they hold does not",
     "damaged": "the database says of itself that it is damaged (I16)",
 }
 """Every verdict there is, and what it says."""

@@ -51,6 +51,15 @@ POISON: Final[tuple[Any, ...]] = (
 """Payloads that JSON, or one of the stores, would change or refuse."""
 
 
+HOLDERS: Final = """
+    SELECT worker_id FROM event_log AS p
+    WHERE event_id = {event_id} AND subscription = '{queue}' AND action = 'PICKED' AND NOT EXISTS (
+        SELECT 1 FROM event_log AS r WHERE r.event_id = p.event_id AND r.subscription = p.subscription
+        AND r.epoch = p.epoch AND r.action = 'RELEASED')
+    ORDER BY id
+"""
+
+
 @dataclass
 class Play:
     """A trial under way, as a fault sees it."""
@@ -93,9 +102,8 @@ class Play:
         return dict(self.stage.store.rows(counted + "GROUP BY subscription"))
 
     def holders(self, event_id: int, queue: str = QUEUES[0]) -> list[str]:
-        """Return who has handled an event in a queue, in their order."""
-        handled = (entry for entry in self.stage.entries() if entry.op == "handle" and entry.kind == INVOKE)
-        return [entry.who for entry in handled if entry.told["delivery"][:2] == [event_id, queue]]
+        """Return who has claimed an event in a queue and not given it back, in their order."""
+        return [name for (name,) in self.stage.store.rows(HOLDERS.format(event_id=event_id, queue=queue))]
 
     def ended(self, event_id: int) -> bool:
         """Return whether an event has come to an end in every queue."""
@@ -126,6 +134,10 @@ class Fault:
     """Whether the log is brought into a lake, which must then hold the same."""
     apart: Apart | None = None
     """How it is tried without a crew, if so."""
+
+    def fits(self, store: str) -> bool:
+        """Return whether it can strike any crew on a store, whatever else does."""
+        return store in self.stores and not (self.apart or self.around or self.doors or self.lake)
 
 
 FAULTS: Final[dict[str, Fault]] = {}

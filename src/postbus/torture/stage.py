@@ -39,6 +39,10 @@ BUSY: Final = """
     SELECT count(*) FROM pg_stat_activity
     WHERE datname = current_database() AND application_name = %s AND (state <> 'idle' OR backend_xid IS NOT NULL)
 """
+SIZE: Final = """
+    SELECT sum(pg_total_relation_size(oid)) FROM pg_class
+    WHERE relkind = 'r' AND relnamespace = 'postbus'::regnamespace
+"""
 PATIENCE: Final = 60.0
 """How long, in seconds, whatever should happen by itself is waited for."""
 
@@ -115,6 +119,12 @@ class Store:
             return connection.execute(sql).fetchall()
         finally:
             connection.close()
+
+    def size(self) -> int:
+        """Return how many bytes it takes."""
+        if self.is_sqlite:
+            return self.path.stat().st_size
+        return int(query(self.url, SIZE)[0][0])
 
     def is_writing(self, name: str) -> bool:
         """Return whether one of the crew (on a file: anybody) has a transaction open that others may wait for."""

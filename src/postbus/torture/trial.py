@@ -1,6 +1,7 @@
 """One trial: a crew at work, a fault that strikes, then everything is let come to its end, and checked."""
 
 import random
+import resource
 import shutil
 import time
 from collections import Counter, defaultdict
@@ -8,16 +9,22 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, NamedTuple
 
+from postbus.bus import EventBus
 from postbus.torture import checker
 from postbus.torture.checker import Database, Verdict
 from postbus.torture.crew import PROJECTION, QUEUES, READER
 from postbus.torture.history import UNKNOWN, Entry
-from postbus.torture.nemesis import Fault, Play
+from postbus.torture.nemesis import FAULTS, Fault, Play
 from postbus.torture.stage import Late, Stage, Store, on_stage, until
 
-__all__ = ["Result", "check", "run"]
+__all__ = ["Result", "check", "run", "soak"]
+
+ARCHIVE_EVERY: Final = 300.0
+"""Seconds between prunings in a soak."""
+FEWEST: Final = 5
+"""Of fewer samples than this nobody can tell whether something grows."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +129,78 @@ def _run_crew(
         back=back,
         verdicts=verdicts,
     ), history
+
+
+def soak(
+    store: str, seed: str, folder: Path, seconds: float, told: Callable[[str], None] = lambda _: None
+) -> tuple[Result, list[Entry]]:
+    """Strike now here, now there, for hours; the log is brought into a lake and pruned meanwhile.
+
+    Beside what every trial is checked for, memory and the tables must not grow: see `Sample`.
+    """
+    began = time.monotonic()
+    chance = random.Random(f"{seed} soak {store}")
+    faults = [each for each in FAULTS.values() if each.fits(store)]
+    samples: list[Sample] = []
+    strikes, back = 0, 0.0
+    with on_stage(store, seed, folder, http=True, pace=0.1) as (stage, doors):
+        play = Play(stage, chance, doors)
+        archive_at = began + ARCHIVE_EVERY
+        try:
+            while (left := began + seconds - time.monotonic()) > 0:
+                time.sleep(min(left, chance.uniform(5, 40)))
+                fault = chance.choice(faults)
+                told(fault.name)
+                fault.strike(play)
+                strikes, back = strikes + 1, max(back, stage.await_progress())
+                if time.monotonic() > archive_at:
+                    told("archive")
+                    archive(stage)
+                    samples.append(sample(stage))
+                    archive_at = time.monotonic() + ARCHIVE_EVERY
+            stage.finish()
+            archive(stage)
+        except Late as late:
+            play.found.append(Verdict("stuck", str(late)))
+            stage.close()
+        history = stage.entries()
+        database, mismatches = checker.with_lake(read(stage.store), folder / "lake")
+        play.found += [*mismatches, *grown(samples)]
+        verdicts = (*play.found, *check(history, database))
+    result = Result("soak", store, seed, strikes, time.monotonic() - began, len(database.events), back=back)
+    return replace(result, verdicts=verdicts), history
+
+
+class Sample(NamedTuple):
+    """How much memory the crew takes at a moment, and how much room the tables, right after the log was pruned."""
+
+    memory: int
+    tables: int
+
+
+def sample(stage: Stage) -> Sample:
+    """Take one."""
+    pages = sum(
+        int(Path(f"/proc/{each.pid}/statm").read_text().split()[1]) for each in stage.crew.values() if each.runs()
+    )
+    return Sample(pages * resource.getpagesize(), stage.store.size())
+
+
+def grown(samples: Sequence[Sample]) -> Iterator[Verdict]:
+    """Yield what takes a quarter more at the end than it did near the beginning."""
+    for name, *taken in zip(Sample._fields, *samples, strict=True):
+        if len(taken) >= FEWEST and min(taken[-2:]) > 1.25 * max(taken[:2]):
+            yield Verdict("grown", f"{name}: {max(taken[:2]):,} bytes at first, {min(taken[-2:]):,} at the end")
+
+
+def archive(stage: Stage) -> None:
+    """Purge dead letters, bring the log into the lake, and prune it."""
+    bus = EventBus(stage.store.url, auto_migrate=False)
+    bus.dlq.purge(0)
+    bus.shutdown()
+    ingest_rest(stage)
+    driver = stage.start("driver", "archive")
+    until(lambda: not driver.runs(), "the archive ends", 600)
 
 
 def ingest_rest(stage: Stage) -> None:
