@@ -14,12 +14,14 @@ from typing import Any, Final, NamedTuple
 
 from postbus.errors import PostbusError, StoreUnavailable
 
-__all__ = ["FAIL", "INVOKE", "OK", "UNKNOWN", "Entry", "History", "read"]
+__all__ = ["FAIL", "INVOKE", "OK", "UNKNOWN", "Abort", "Entry", "History", "answers", "read"]
 
 INVOKE: Final = "invoke"
 OK: Final = "ok"
 FAIL: Final = "fail"
 UNKNOWN: Final = "unknown"
+CALLS: Final = frozenset({"publish", "settle"})
+"""What asks the bus for something, and so has an answer."""
 
 
 class Entry(NamedTuple):
@@ -76,6 +78,24 @@ class Abort(Exception):  # noqa: N818  not an error: somebody changed his mind
 def read(files: Iterable[Path]) -> list[Entry]:
     """Return what was written down, in the order of time."""
     return sorted(_entries(files), key=lambda entry: entry.at)
+
+
+def answers(history: Iterable[Entry]) -> list[Entry]:
+    """Return how each call ended; one that nobody answered, for its process was killed, is `unknown` when it began."""
+    ended: list[Entry] = []
+    begun: dict[tuple[str, int, str, str], Entry] = {}
+    for entry in history:
+        if entry.op not in CALLS:
+            if entry.kind != INVOKE:
+                ended.append(entry)
+            continue
+        key = (entry.who, entry.pid, entry.op, str(entry.told.get("uids") or entry.told.get("epoch")))
+        if entry.kind == INVOKE:
+            begun[key] = entry
+        else:
+            begun.pop(key, None)
+            ended.append(entry)
+    return sorted([*ended, *(each._replace(kind=UNKNOWN) for each in begun.values())], key=lambda entry: entry.at)
 
 
 def _entries(files: Iterable[Path]) -> Iterator[Entry]:

@@ -6,7 +6,7 @@ from html import escape
 from typing import Final
 
 from postbus.torture.checker import RULES
-from postbus.torture.history import Entry
+from postbus.torture.history import Entry, answers
 from postbus.torture.trial import Result
 
 __all__ = ["page"]
@@ -53,7 +53,7 @@ def page(result: Result, history: Sequence[Entry], what: str, holds: str) -> str
 
 
 def _picture(history: Sequence[Entry]) -> Iterator[str]:
-    calls = [entry for entry in history if entry.op != "strike" and entry.kind != "invoke"]
+    calls = [entry for entry in answers(history) if entry.op != "strike"]
     if not calls:
         return
     begin, end = history[0].at, max(entry.at for entry in history)

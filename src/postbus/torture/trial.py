@@ -4,7 +4,7 @@ import random
 import resource
 import shutil
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from postbus.bus import EventBus
 from postbus.torture import checker
 from postbus.torture.checker import Database, Verdict
 from postbus.torture.crew import PROJECTION, QUEUES, READER
-from postbus.torture.history import UNKNOWN, Entry
+from postbus.torture.history import UNKNOWN, Entry, answers
 from postbus.torture.nemesis import FAULTS, Fault, Play
 from postbus.torture.stage import Late, Stage, Store, on_stage, until
 
@@ -125,7 +125,7 @@ def _run_crew(
         events=len(database.events),
         executions=len(executions),
         repeated=len(executions) - len({(each.event_id, each.subscription) for each in executions}),
-        unknown=_unanswered(history),
+        unknown=sum(each.kind == UNKNOWN for each in answers(history)),
         back=back,
         verdicts=verdicts,
     ), history
@@ -228,11 +228,3 @@ def check(history: Sequence[Entry], database: Database) -> Iterator[Verdict]:
     yield from checker.check_follower(checker.sights(history, READER), database)
     yield from checker.check_projection(database, PROJECTION)
     yield from checker.check_settled(history, database)
-
-
-def _unanswered(history: Sequence[Entry]) -> int:
-    """Return how many calls were told to be unknown, or were never answered."""
-    kinds = Counter((entry.op, entry.kind) for entry in history)
-    told = sum(count for (_, kind), count in kinds.items() if kind == UNKNOWN)
-    begun = sum(kinds[op, "invoke"] for op in ("publish", "settle"))
-    return told + begun - sum(kinds[op, kind] for op in ("publish", "settle") for kind in ("ok", "fail", UNKNOWN))
