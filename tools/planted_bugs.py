@@ -39,7 +39,7 @@ BUGS = (
         "store/leases.py",
         "if standing.get(each.lease.event_id) == each.lease.epoch]",
         "if each.lease.event_id in standing]",
-        "pause-worker sqlite 1",
+        "pause-worker sqlite 4",
         "A late worker completes what another holds by now",
     ),
     Bug(
@@ -133,7 +133,7 @@ BUGS = (
     Bug(
         "claim-unrecorded",
         "store/leases.py",
-        '        self._db.run("log_picked", (ids, claim.subscription))\n',
+        '        self._db.run("log_picked", (json_array(taken), subscription))\n',
         "",
         "calm sqlite 1",
         "A claim writes no audit row",

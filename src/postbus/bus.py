@@ -156,7 +156,7 @@ class EventBus:
             self._handlers,
             settings.retry,
             timedelta(seconds=settings.lease),
-            random.Random(),  # noqa: S311
+            random.Random(),  # noqa: S311  jitter needs no secrecy
         )
         self._followers: dict[str, Follower] = {}
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -9,6 +9,7 @@ from pydantic_settings import (
     PydanticBaseSettingsSource,
     PyprojectTomlConfigSettingsSource,
     SettingsConfigDict,
+    SettingsError,
     TomlConfigSettingsSource,
 )
 
@@ -56,8 +57,10 @@ class Settings(BaseSettings):
         """
         try:
             return cls(**{name: value for name, value in given.items() if value is not None})
-        except tomllib.TOMLDecodeError as error:
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise InvalidRequest(f"postbus.toml or pyproject.toml is not TOML: {error}") from None
+        except SettingsError as error:
+            raise InvalidRequest(f"wrong settings: {error}") from None
         except ValidationError as error:
             wrong = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
             raise InvalidRequest(f"wrong settings: {wrong}") from None

@@ -132,7 +132,7 @@ def decode(text: str) -> Json:
 
 
 def parse(text: str | bytes, *, limit: int = MAX_PAYLOAD) -> Json:
-    """Return the value of JSON text from outside, refusing what Python would change on reading.
+    """Return the value of JSON text from outside (bytes are UTF-8), refusing what Python would change on reading.
 
     Raises InvalidPayloadError for text that is not JSON, too large or too deep, for duplicate keys and for numbers
     that overflow; the result still has to pass `encode`.
@@ -140,7 +140,8 @@ def parse(text: str | bytes, *, limit: int = MAX_PAYLOAD) -> Json:
     if len(text) > limit:
         raise InvalidPayloadError(f"the payload is larger than {limit:,} bytes")
     try:
-        return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite)
+        told = text if isinstance(text, str) else text.decode()  # or Python guesses at UTF-16 and UTF-32 too
+        return json.loads(told, object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite)
     except RecursionError:
         raise InvalidPayloadError(f"the payload is nested more than {MAX_DEPTH} levels deep") from None
     except InvalidPayloadError:

@@ -69,7 +69,7 @@ def is_elsewhere(address: str) -> bool:
 
 def test_every_page_is_built_and_reached_from_the_navigation(site: Path):
     """Each Markdown file is a page, beside which it lies as it is, and `llms.txt` names it."""
-    pages = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")} | {"changelog.md", "contributing.md"}
+    pages = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")} | set(llms_page.BESIDE)
     assert pages == {path.relative_to(site).as_posix() for path in site.rglob("*.md")}
     assert all((site / page).with_suffix(".html").is_file() for page in pages)
     named = re.findall(r"^- \[[^\]]+\]\(([^)]+)\)", (site / "llms.txt").read_text(encoding="utf-8"), re.MULTILINE)
@@ -127,6 +127,8 @@ def test_llms_txt_is_current(capsys: pytest.CaptureFixture[str], tmp_path: Path)
     ("target", "page", "there"),
     [
         ("../CHANGELOG.md", "upgrading.md", "changelog.md"),
+        ("../SECURITY.md", "threat-model.md", "security.md"),
+        ("docs/threat-model.md", "security.md", "threat-model.md"),
         ("../../CONTRIBUTING.md", "howto/django.md", "../contributing.md"),
         ("docs/requirements.md", "contributing.md", "requirements.md"),
         ("CHANGELOG.md", "contributing.md", "changelog.md"),
@@ -152,6 +154,13 @@ def test_every_test_the_guarantees_name_exists():
     named = re.findall(r"`(tests/[^`:]+::\w+)`", (DOCS / "guarantees.md").read_text(encoding="utf-8"))
     assert named
     assert set(named) <= {claim.test for claim in claims(ROOT)}
+
+
+def test_every_test_the_threat_model_names_exists():
+    """What stops a threat is shown by a test, or by a file of them."""
+    named = re.findall(r"`(tests/[^`:]+\.py)(?:::(\w+))?`", (DOCS / "threat-model.md").read_text(encoding="utf-8"))
+    assert len(named) > 20
+    assert [each for each in named if f"def {each[1]}" not in (ROOT / each[0]).read_text(encoding="utf-8")] == []
 
 
 def test_the_layers_of_the_architecture_page_are_those_that_are_enforced():

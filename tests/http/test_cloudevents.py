@@ -222,6 +222,11 @@ def test_an_event_that_was_none_is_shown_as_one(served: Served):
         {"data_base64": "?"},
         {"data_base64": 7},
         {"data": 1, "data_base64": "aGVsbG8="},
+        {"datacontenttype": "text"},
+        {"datacontenttype": "text/€"},
+        {"datacontenttype": "text/html\r\nset-cookie: a=b"},
+        {"id": "\ud800"},
+        {"source": "\ud800"},
     ],
 )
 def test_what_is_no_cloudevent_is_refused(served: Served, wrong: dict[str, Any]):
@@ -247,5 +252,46 @@ def test_binary_mode_needs_its_headers(served: Served, missing: str):
 def test_binary_mode_with_json_that_is_none_is_refused(served: Served):
     """The data is what its content type says."""
     headers = dict(to_binary_event(event_of("binary-broken", {"a": 1})).headers)
-    for body in (b"{", b"NaN", b'"\xff"'):
+    for body in (b"{", b"NaN", b'"\xff"', '{"a": 1}'.encode("utf-16"), b'\xef\xbb\xbf{"a": 1}'):
         assert 400 <= served.http.post("/events", content=body, headers=headers).status_code < 500
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"ce-data-base64": "true"},
+        {"ce-source": "/s", "ce-id": "1", "ce-data-base64": "true"},
+        {"ce-source": "/s", "ce-id": "1", "ce-not-text": "id,x", "ce-x": "{"},
+        {"ce-source": "/s", "ce-id": "", "ce-time": "yesterday"},
+        {"ce-source": "/s", "ce-id": "1", "ce-a:b c": "x", "ce-€": "y"},
+        {"ce-source": "/s", "ce-id": "1", "ce-datacontenttype": "text/html\r\nset-cookie: a=b"},
+        {"ce-source": "/s", "ce-id": "1", "ce-specversion": "0.3", "ce-type": "other"},
+    ],
+)
+def test_metadata_of_anybodys_making_leaves_an_event_readable(served: Served, metadata: dict[str, str]):
+    """Whoever publishes chooses it: neither the event nor the page it stands on can be spoilt for others (I17)."""
+    made = served.publish(type="plain", payload={"a": 1}, metadata=metadata)
+    for mode in ("structured", "binary"):
+        found = read(served, made["id"], mode)
+        assert (found.get_type(), found.get_specversion(), found.get_data()) == ("plain", "1.0", {"a": 1})
+    listed = served.http.get("/events", headers={"accept": BATCH}, params={"limit": 1})
+    assert [each["data"] for each in listed.json()] == [{"a": 1}]
+
+
+def test_a_page_that_was_published_is_no_page_of_this_site(served: Served):
+    """Its publisher chooses its kind; a browser shows it apart from the dashboard, and runs nothing in it (I17)."""
+    event = event_of("page", "<script src=/events/1?ce=binary></script>", datacontenttype="text/html")
+    made = send(served, to_structured_event(event))
+    answer = served.http.get(f"/events/{made['id']}", params={"ce": "binary"})
+    assert answer.headers["content-type"] == "text/html"
+    assert answer.headers["content-security-policy"] == "sandbox; default-src 'none'"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+def test_text_of_any_kind_comes_back_bare_in_binary_mode(served: Served):
+    """XML in a string is XML in a body, and not a JSON string of it."""
+    answer = served.http.post(
+        "/events", content=json.dumps(XML_BATCH[0] | {"id": "bare"}).encode(), headers={"content-type": STRUCTURED}
+    )
+    found = served.http.get(f"/events/{answer.json()['id']}", params={"ce": "binary"})
+    assert (found.content, found.headers["content-type"]) == (b'<much wow="xml"/>', "application/xml")

@@ -1,5 +1,6 @@
 """Publishing over HTTP: batches all or nothing or item by item, idempotency keys, uids and traces."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,16 @@ def test_a_batchs_key_cannot_stand_for_another_batch(served: Served, other: list
     assert batch(served, [{"payload": number} for number in range(3)], key).status_code == 201
     before = served.total()
     answer = batch(served, [{"payload": number} for number in other], key)
+    assert (answer.status_code, answer.json()["type"]) == (422, "/problems/invalid-event")
+    assert served.total() == before
+
+
+@pytest.mark.parametrize("uid", ["poison/\0", "poison/\ud800", "poison/" + "x" * 300])
+def test_a_uid_that_looks_like_the_keys_own_is_checked_all_the_same(served: Served, uid: str):
+    """Before the store is asked whether it is known: 422 on both stores, and nothing is stored (I18)."""
+    before = served.total()
+    headers = {"idempotency-key": "poison", "content-type": "application/json"}
+    answer = served.http.post("/events/batch", content=json.dumps([{"uid": uid}]), headers=headers)
     assert (answer.status_code, answer.json()["type"]) == (422, "/problems/invalid-event")
     assert served.total() == before
 

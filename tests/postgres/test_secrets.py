@@ -2,8 +2,6 @@
 
 import io
 import json
-import logging
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from postbus.cli.app import app
 from postbus.config import Settings
 from postbus.store import exists, migration_script, open_store
 from tests.postgres.server import Server
+from tests.security.hearing import full_text, hearing
 
 CANARY = "c4n4ry-s3cr3t"
 CANNOT_WORK = {
@@ -40,19 +39,8 @@ CANNOT_WORK = {
 @pytest.fixture
 def heard() -> Iterator[io.StringIO]:
     """Give all that anybody logs, with every field of every record."""
-    stream = io.StringIO()
-
-    class Everything(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            stream.write(f"{record.getMessage()} {vars(record)}\n")
-
-    root, handler = logging.getLogger(), Everything()
-    level = root.level
-    root.addHandler(handler)
-    root.setLevel(logging.DEBUG)
-    yield stream
-    root.setLevel(level)
-    root.removeHandler(handler)
+    with hearing() as stream:
+        yield stream
 
 
 @pytest.fixture
@@ -60,17 +48,6 @@ def secret_url(server: Server) -> Iterator[str]:
     """Give the address of a database, with a password in it (which this server does not ask for)."""
     with server.database() as url:
         yield url.replace("postgres@", f"postgres:{CANARY}@")
-
-
-def full_text(error: BaseException) -> str:
-    """Return everything a traceback shows of an error and its causes, their values too."""
-    texts = traceback.format_exception(error)
-    chain: BaseException | None = error
-    while chain is not None:
-        texts += [repr(chain), str(chain), repr(vars(chain))]
-        chain = chain.__cause__ or (None if chain.__suppress_context__ else chain.__context__)
-    # The line of this very file that holds the URL is the test's own.
-    return "\n".join(text for text in texts if __file__ not in text)
 
 
 @pytest.mark.parametrize("use", [open_store, EventBus, exists, migration_script])
@@ -81,7 +58,7 @@ def test_no_error_about_a_url_tells_its_password(url: str, use: Callable[[str], 
     try:
         told = str(use(url))
     except PostbusError as error:
-        told = full_text(error)
+        told = full_text(error, __file__)
     assert CANARY not in told + heard.getvalue()
 
 
@@ -138,7 +115,7 @@ def test_a_server_that_goes_away_is_told_of_without_the_password(server: Server,
     try:
         with pytest.raises(PostbusError) as caught:
             bus.publish("a")
-        assert CANARY not in full_text(caught.value)
+        assert CANARY not in full_text(caught.value, __file__)
     finally:
         server.start()
     bus.shutdown(timeout=5)

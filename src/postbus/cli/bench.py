@@ -4,7 +4,7 @@ import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
 from uuid import uuid4
 
@@ -180,7 +180,7 @@ def _forget(store: Store) -> None:
 class _Bench:
     """One run."""
 
-    url: str
+    url: str = field(repr=False)
     store: Store
     seconds: float
     events: int

@@ -49,5 +49,7 @@ def _name(_: object, __: str, entry: structlog.typing.EventDict) -> structlog.ty
 
 def _rendering(*, terminal: bool) -> list[structlog.typing.Processor]:
     if terminal:
-        return [structlog.dev.ConsoleRenderer(colors=not os.environ.get("NO_COLOR"))]
+        # Unasked, structlog would have rich show the local variables of every frame: URLs, tokens, payloads.
+        plain = structlog.dev.plain_traceback
+        return [structlog.dev.ConsoleRenderer(colors=not os.environ.get("NO_COLOR"), exception_formatter=plain)]
     return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(ensure_ascii=False)]

@@ -179,7 +179,7 @@ class _Audit:
     """What was done. `ahead` never goes beyond what is certain, and the rows up to there are read."""
 
     store: Store
-    url: str | None
+    url: str | None = field(repr=False)
     subscription: str | None
     filters: Interest
     kinds: dict[int, _Kind] = field(default_factory=dict[int, _Kind])

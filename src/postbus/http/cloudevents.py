@@ -28,7 +28,12 @@ CODED: Final = "ce-data-base64"
 BARE: Final = "ce-not-text"
 """Names the attributes that came as JSON numbers or booleans."""
 MAX_UID: Final = 255
+TEXTS: Final = frozenset({"specversion", "id", "source", "type", "subject", "time", "datacontenttype", "dataschema"})
+"""The attributes that are strings whatever they look like."""
+TRACES: Final = ("traceparent", "tracestate")
 _NAME: Final = re.compile(r"[a-z0-9]{1,255}")
+_BARE: Final = re.compile(r"true|false|-?(?:0|[1-9][0-9]{0,9})")
+_MEDIA: Final = re.compile(r"[\w!#$%&'*+.^`|~-]+/[\w!#$%&'*+.^`|~-]+(?:[ \t]*;(?:[\t -~]*[!-~])?)?", re.ASCII)
 _JSON: Final = re.compile(r"(?:application|text)/(?:[\w.-]+\+)?json")
 
 
@@ -65,15 +70,18 @@ def from_binary(headers: Mapping[str, str], body: bytes) -> dict[str, Any]:
     metadata: dict[str, str] = {}
     payload: Any = None
     if body:
-        bare = (kind or "application/json").partition(";")[0].strip().lower()
-        if _JSON.fullmatch(bare):
+        if _is_json(kind or "application/json"):
             payload = parse(body)
-        elif bare.startswith("text/"):
+        elif (kind or "").lower().startswith("text/"):
             payload = _text(body)
         else:
             payload = base64.b64encode(body).decode()
             metadata[CODED] = "true"
     return _fields(told, payload, metadata)
+
+
+def _is_json(kind: str) -> bool:
+    return _JSON.fullmatch(kind.partition(";")[0].strip().lower()) is not None
 
 
 def _text(body: bytes) -> str:
@@ -117,10 +125,12 @@ def _check(told: Mapping[str, Any]) -> None:
     for name in ("subject", "time", "datacontenttype", "dataschema"):
         if not isinstance(told.get(name), str | None):
             raise InvalidEventError(f"{name} of a CloudEvent is a string")
-    if (wrong := next((name for name in told if not _NAME.fullmatch(name)), None)) is not None:
+    if (wrong := next((name for name in told if not _NAME.fullmatch(name) or name == "data"), None)) is not None:
         raise InvalidEventError(f"an attribute of a CloudEvent is named by a-z and 0-9, not {wrong!r:.60}")
     if told.get("time") is not None:
         _check_time(told["time"])
+    if (kind := told.get("datacontenttype")) is not None and not _MEDIA.fullmatch(kind):
+        raise InvalidEventError("datacontenttype of a CloudEvent is a media type such as application/json")
 
 
 def _attribute(name: str, value: object) -> str:
@@ -147,56 +157,78 @@ def _uid(source: str, identity: str) -> str:
     uid = f"{source}#{identity}"
     if len(uid) <= MAX_UID and uid.isprintable() and uid == uid.strip() and "#" not in identity:
         return uid
-    return hashlib.sha256(as_json([source, identity])).hexdigest()
+    try:
+        return hashlib.sha256(as_json([source, identity])).hexdigest()
+    except UnicodeEncodeError:
+        raise InvalidEventError("source and id of a CloudEvent have no lone surrogates, which are no text") from None
 
 
 def _attributes(event: Event) -> dict[str, str]:
+    told: dict[str, str] = {name: event.metadata[name] for name in TRACES if name in event.metadata}
+    if event.key is not None:
+        told["partitionkey"] = event.key
+    if event.tags:
+        told["tags"] = ",".join(event.tags)
+    return told | (_as_it_came(event) or _of_its_own(event))
+
+
+def _as_it_came(event: Event) -> dict[str, str] | None:
+    """Return what an event said of itself that was published as a CloudEvent; None of another.
+
+    Anybody may write metadata: what does not make a CloudEvent is not taken for one.
+    """
     kept = {
         name.removeprefix(PREFIX): value
         for name, value in event.metadata.items()
         if name.startswith(PREFIX) and name not in (CODED, BARE)
     }
-    told = {"specversion": "1.0", "id": event.uid, "source": "/events", "type": event.type}
-    if not _came_so(event):
-        told["time"] = moment_json(event.created_at) or ""
-    for name in ("traceparent", "tracestate"):
-        if name in event.metadata:
-            told[name] = event.metadata[name]
-    if event.key is not None:
-        told["partitionkey"] = event.key
-    if event.tags:
-        told["tags"] = ",".join(event.tags)
-    return told | kept
+    told = kept | {"specversion": "1.0", "type": event.type}
+    try:
+        _check(told)
+    except InvalidEventError:
+        return None
+    return told
 
 
-def _came_so(event: Event) -> bool:
-    """Return whether an event was published as a CloudEvent: then nothing is added to what it says of itself."""
-    return f"{PREFIX}source" in event.metadata
+def _of_its_own(event: Event) -> dict[str, str]:
+    return {
+        "specversion": "1.0",
+        "id": event.uid,
+        "source": "/events",
+        "type": event.type,
+        "time": moment_json(event.created_at) or "",
+        "datacontenttype": "application/json",
+    }
+
+
+def _coded(event: Event) -> bytes | None:
+    """Return the bytes that a payload stands for; None if it is JSON, whatever the metadata claims."""
+    if CODED not in event.metadata or not isinstance(event.payload, str) or _as_it_came(event) is None:
+        return None
+    try:
+        return base64.b64decode(event.payload, validate=True)
+    except ValueError:
+        return None
 
 
 def to_structured(event: Event) -> dict[str, Any]:
     """Return an event as a CloudEvent in JSON."""
     told: dict[str, Any] = dict(_attributes(event))
     for name in event.metadata.get(BARE, "").split(","):
-        if name in told:
+        if name in told and name not in TEXTS and _BARE.fullmatch(told[name]):
             told[name] = parse(told[name])
-    if CODED in event.metadata:
-        told["data_base64"] = event.payload
-    else:
-        if not _came_so(event):
-            told["datacontenttype"] = "application/json"
-        told["data"] = event.payload
+    told["data" if _coded(event) is None else "data_base64"] = event.payload
     return told
 
 
 def to_binary(event: Event) -> tuple[dict[str, str], bytes]:
     """Return an event as headers and a body."""
-    told = _attributes(event)
-    kind = told.pop("datacontenttype", "application/json")
-    headers = {PREFIX + name: quote(value, safe=" !#$&'()*+,/:;=?@[]~-._") for name, value in told.items()}
+    told, coded = _attributes(event), _coded(event)
+    kind = told.pop("datacontenttype", "application/json" if coded is None else "application/octet-stream")
+    headers = {PREFIX + name: quote(value, safe="!#$&'()*+,/:;=?@[]~-._") for name, value in told.items()}
     headers["content-type"] = kind
-    if CODED in event.metadata:
-        return headers, base64.b64decode(event.payload)
-    if isinstance(event.payload, str) and kind.startswith("text/") and not _JSON.match(kind):
+    if coded is not None:
+        return headers, coded
+    if isinstance(event.payload, str) and not _is_json(kind):
         return headers, event.payload.encode()
     return headers, as_json(event.payload)

@@ -37,6 +37,8 @@ __all__ = ["routes"]
 
 routes: Final = Routes()
 POSITION: Final = re.compile(r"[0-9]{1,19}")
+ISOLATED: Final = {"content-security-policy": "sandbox; default-src 'none'"}
+"""For bodies whose kind their publisher chose: opened in a browser, a page among them is no page of ours."""
 
 
 @routes.on(
@@ -67,7 +69,7 @@ async def get_event(
     event = await at.gate.read(at.bus.store.get, event_id, subscription)
     if ce == "binary":
         headers, body = cloudevents.to_binary(event)
-        return Response(body, headers=headers)
+        return Response(body, headers=headers | ISOLATED)
     if cloudevents.STRUCTURED in request.headers.get("accept", ""):
         return reply(cloudevents.to_structured(event), kind=cloudevents.STRUCTURED)
     told = wire.whole_json(event, policy)

@@ -167,8 +167,8 @@ async def publish_batch(
         results = await asyncio.gather(*(publish_one_of(at, request, item, place) for place, item in enumerate(items)))
         return reply({"results": results}, 207)
     fields = [with_headers(request, given_fields(item), place) for place, item in enumerate(items)]
-    await refuse_other_batch(at, request, fields)
     ready = await at.gate.read(drafted, fields)
+    await refuse_other_batch(at, request, ready)
     return stored(at, await kept(request, ready))
 
 
@@ -184,13 +184,13 @@ def batch_of(value: Any) -> list[Any]:
     return value  # pyright: ignore[reportUnknownVariableType]
 
 
-async def refuse_other_batch(at: Desk, request: Request, fields: Sequence[dict[str, Any]]) -> None:
+async def refuse_other_batch(at: Desk, request: Request, ready: Sequence[Draft]) -> None:
     """Refuse a batch of another length than the one that was stored under its idempotency key."""
     key = idempotency_key(request)
     if key is None:
         return
-    own = [each["uid"] for each in fields if str(each["uid"]).startswith(f"{key}/")]
-    past = f"{key}/{len(fields)}"
+    own = [each.uid for each in ready if each.uid.startswith(f"{key}/")]
+    past = f"{key}/{len(ready)}"
     known = await at.gate.read(at.bus.store.known, [*own, past])
     if past in known or 0 < len(known) < len(own):
         raise InvalidEventError(f"Idempotency-Key {key!r} stands for another batch")

@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import reduce
 from operator import or_
@@ -430,7 +430,7 @@ def _opened(url: str) -> Generator[Store]:
 class _Options:
     """What an ingest was asked for."""
 
-    url: str
+    url: str = field(repr=False)
     rows: int
     consumer: str
     watch: Watcher | None

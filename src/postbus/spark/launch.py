@@ -139,7 +139,7 @@ def _java() -> tuple[str, Path]:
 
 def _release(java: Path) -> int:
     try:
-        told = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False).stderr  # noqa: S603
+        told = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False).stderr  # noqa: S603  the Java that was found
     except (OSError, subprocess.TimeoutExpired):
         return 0
     found = re.search(r'version "(?:1\.)?(\d+)', told)

@@ -7,6 +7,7 @@ Needs no Spark: DuckDB and pyarrow read a lake through `Manifest(…).files()` t
 # Arrow comes without types.
 import json
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -24,6 +25,7 @@ __all__ = ["Entry", "Folder", "Manifest"]
 DATA: Final = "data"
 ENTRIES: Final = "manifest"
 MODULUS: Final = 1 << 64
+_SECRET: Final = re.compile(r"[\w+.-]+://[^/@]*:(?!\d+/).*@")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,10 @@ class Folder:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Name a folder; nothing is made until something is written."""
         text = os.fspath(path)
+        if _SECRET.match(text):
+            raise InvalidRequest(
+                "a lake's URL holds no secret: give it by AWS_SECRET_ACCESS_KEY or such, and to Spark by its settings"
+            )
         self.local = "://" not in text or text.startswith("file://")
         text = str(Path(text.removeprefix("file://")).absolute()) if self.local else text.rstrip("/")
         self.url = text

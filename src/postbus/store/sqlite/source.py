@@ -52,7 +52,7 @@ class SqliteSource:
         # Named by their table: SQLite would take a column that is not there, in quotes, for text.
         names = [f"source.{_quoted(name)}" if name is not None else "NULL" for name in self._columns]
         order = f"{names[1]} IS NULL, {names[1]}, {names[0]}"
-        rows = self._run(f"SELECT {', '.join(names)} FROM {self._table} AS source ORDER BY {order}")  # noqa: S608
+        rows = self._run(f"SELECT {', '.join(names)} FROM {self._table} AS source ORDER BY {order}")  # noqa: S608  quoted above
         return map(SourceRow._make, rows)
 
     def _run(self, sql: str) -> Any:
