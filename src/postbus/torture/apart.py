@@ -76,7 +76,7 @@ def power_loss(store: str, chance: random.Random, folder: Path, strikes: int) ->
             told += [(len(recorder.steps), "settle", each) for each in _settle_some(bus, chance)]
         bus.shutdown()
     for number in range(strikes):
-        cut, how = chance.randrange(len(recorder.steps) + 1), chance.choice((DROP, TEAR, KEEP))
+        cut, how = chance.randint(told[0][0], len(recorder.steps)), chance.choice((DROP, TEAR, KEEP))
         disk = Disk()
         for step in recorder.steps[:cut]:
             disk.take(step)

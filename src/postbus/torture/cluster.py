@@ -95,6 +95,14 @@ class Cluster:
         """Start it, and wait until it takes connections."""
         self._pg_ctl("-l", str(self.data / "log"), "-t", "60", "start")
 
+    def runs(self) -> bool:
+        """Return whether there is a server, be it only about to recover."""
+        try:
+            os.kill(int((self.data / "postmaster.pid").read_text().split()[0]), 0)
+        except (OSError, ValueError, IndexError):
+            return False
+        return True
+
     def stop(self, mode: str = "immediate") -> None:
         """Stop it; `immediate` is a crash: nothing is written, and the next start recovers."""
         self._pg_ctl("-m", mode, "stop")

@@ -443,10 +443,10 @@ def disk_full(play: Play) -> None:
     ballast.unlink()
     play.note("there is room again")
     if store.cluster is not None:
-        try:
-            until(lambda: _answers(store), "the server answers", 5)
-        except Late:  # it did not even have room to begin anew
-            store.cluster.start()
+        cluster = store.cluster
+        until(lambda: _answers(store) or not cluster.runs(), "the server recovers, or has ended for want of room")
+        if not cluster.runs():
+            cluster.start()
 
 
 def _answers(store: Store) -> bool:

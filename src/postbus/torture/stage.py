@@ -318,8 +318,9 @@ class Stage:
         """End whoever is left."""
         for each in self.crew.values():
             each.send(signal.SIGKILL)
-        if self._nursery is not None and self._nursery.poll() is None:
-            self._nursery.communicate()
+        nursery, self._nursery = self._nursery, None
+        if nursery is not None:
+            nursery.communicate()
 
 
 @contextmanager
