@@ -20,6 +20,8 @@ COMMIT = r"COMMIT\x00"
 """The statement, and not the level READ COMMITTED that transactions begin with."""
 PUBLISH = r"trial\.event"
 """A small publish is one statement, and its own transaction: known by what it stores."""
+SETTLE = r"COMPLETED"
+"""So is what finishes a delivery: known by what it writes into the audit log."""
 GROUP = r"(?s)trial\.event.*trial\.event"
 """Several publishers' events, stored together."""
 ENDED = """
@@ -209,7 +211,7 @@ def test_a_settle_cut_during_commit_can_be_told_again(bus: EventBus, proxy: Prox
     event = bus.publish("trial.event")
     delivery = bus.poll()
     assert delivery is not None
-    proxy.cut(when, COMMIT)
+    proxy.cut(when, SETTLE)
     try:
         bus.finalize(delivery, success=True)
     except StoreUnavailable:

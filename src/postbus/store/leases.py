@@ -19,7 +19,7 @@ from postbus.store.records import Held, decode_errors, encode_errors, json_array
 from postbus.store.routes import Selection
 from postbus.store.session import Row, Session
 
-__all__ = ["Leases", "Taken", "ending"]
+__all__ = ["Candidate", "Finished", "Leases", "Share", "Taken", "ending"]
 
 EXACT_ROUTES: Final = 64
 ROTATING_ROUTES: Final = 32
@@ -44,6 +44,22 @@ class Taken(NamedTuple):
     def lease(self, subscription: str) -> Lease:
         """Return the lease that was given."""
         return Lease(self.event_id, subscription, self.epoch)
+
+
+class Finished(NamedTuple):
+    """A delivery that is no more, because its work is done: as it last was."""
+
+    attempt: int
+    retry_count: int
+    max_retries: int | None
+
+
+class Share(NamedTuple):
+    """What one of several claims gets, and until when."""
+
+    claim: Claim
+    end: int
+    rows: list[Candidate]
 
 
 class Leases:
@@ -84,10 +100,10 @@ class Leases:
         if self._met_expired:
             return [self.claim(each) for each in claims]
         own = self._catalog.subscription(first.subscription).lease
-        return [
-            (self._take(list(islice(found, each.limit)), each, self._now + (own or each.lease) // _MICROS), False)
-            for each in claims
+        shares = [
+            Share(each, self._now + (own or each.lease) // _MICROS, list(islice(found, each.limit))) for each in claims
         ]
+        return [(taken, False) for taken in self._take_all(shares)]
 
     def _find(self, claim: Claim, limit: int, *, solo: bool) -> list[Candidate]:
         """Return up to `limit` claimable rows, highest priority first, ending the expired leases it meets."""
@@ -139,16 +155,31 @@ class Leases:
         return (row[0] for row in self._db.iterate("routes_with_due", (after, self._now)) if row[0] in routes)
 
     def _take(self, rows: list[Candidate], claim: Claim, end: int, *, suspect: bool = False) -> list[Taken]:
-        if not rows:
-            return []
-        first = self._draw(len(rows))
-        ids = json_array(row[1] for row in rows)
-        self._db.run("lease", (ids, claim.subscription, end, first, self._now, claim.worker_id, claim.owner))
-        self._db.run("log_picked", (ids, claim.subscription))
+        return self._take_all([Share(claim, end, rows)], suspect=suspect)[0]
+
+    def _take_all(self, shares: list[Share], *, suspect: bool = False) -> list[list[Taken]]:
+        """Lease to each of some claims on one subscription its share."""
+        epochs = iter(self._lease_all([share for share in shares if share.rows]))
         return [
-            Taken(event_id, attempt + 1, retry_count, epoch, end, suspect)
-            for epoch, (_, event_id, _, attempt, retry_count) in enumerate(rows, first)
+            [Taken(row[1], row[3] + 1, row[4], next(epochs), share.end, suspect) for row in share.rows]
+            for share in shares
         ]
+
+    def _lease_all(self, shares: list[Share]) -> Sequence[int]:
+        """Write the leases and their audit rows; return the epochs, which rise in the order given."""
+        taken = [row[1] for share in shares for row in share.rows]
+        if not taken:
+            return ()
+        subscription = shares[0].claim.subscription
+        first = epoch = self._draw(len(taken))
+        leases: list[Row] = []
+        for claim, end, rows in shares:
+            ids = json_array(row[1] for row in rows)
+            leases.append((ids, subscription, end, epoch, self._now, claim.worker_id, claim.owner))
+            epoch += len(rows)
+        self._db.many("lease", leases)
+        self._db.run("log_picked", (json_array(taken), subscription))
+        return range(first, epoch)
 
     def _draw(self, count: int = 1) -> int:
         """Return the first of `count` epochs that nobody has had before."""
@@ -180,19 +211,21 @@ class Leases:
         """Record outcomes; see the contract."""
         if len({each.lease for each in settlements}) < len(settlements):
             return [result for each in settlements for result in self._settle_singly([each])]
-        batches: dict[tuple[str, str], list[Settlement]] = {}
-        for each in settlements:
-            if isinstance(each.outcome, Done) and each.execution_time_ms is not None and each.status_code is None:
-                batches.setdefault((each.lease.subscription, each.worker_id), []).append(each)
-        finished: set[Lease] = set()
-        for (subscription, worker_id), batch in batches.items():
-            finished.update(self._finish_all(batch, subscription, worker_id))
+        finished = self._finish_all([each for each in settlements if isinstance(each.outcome, Done)])
         rest = [each for each in settlements if each.lease not in finished]
         told = dict(zip((each.lease for each in rest), self._settle_singly(rest), strict=True)) if rest else {}
         return [told.get(each.lease, Settled.APPLIED) for each in settlements]
 
-    def _finish_all(self, batch: list[Settlement], subscription: str, worker_id: str) -> list[Lease]:
-        """Finish what simply worked, in three statements whatever the number; return those whose epoch still stood."""
+    def _finish_all(self, done: list[Settlement]) -> set[Lease]:
+        """Finish what simply worked, as far as that goes by the batch; return those whose epoch still stood."""
+        batches: dict[tuple[str, str], list[Settlement]] = {}
+        for each in done:
+            if each.execution_time_ms is not None and each.status_code is None:
+                batches.setdefault((each.lease.subscription, each.worker_id), []).append(each)
+        return {lease for key, batch in batches.items() for lease in self._finish_batch(batch, *key)}
+
+    def _finish_batch(self, batch: list[Settlement], subscription: str, worker_id: str) -> list[Lease]:
+        """Do so in three statements whatever the number."""
         asked = json_array(each.lease.event_id for each in batch)
         standing: dict[int, int] = dict(self._db.rows("epochs", (asked, subscription)))
         held = [each for each in batch if standing.get(each.lease.event_id) == each.lease.epoch]

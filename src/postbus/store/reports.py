@@ -9,11 +9,19 @@ from postbus.errors import LeaseLost, NotFound
 from postbus.model import Action, Dead, Done, DoneWithErrors, Lease, LogEntry, Outcome, Retry, State, Status
 from postbus.retry import RetryPolicy
 from postbus.store.contract import Report, Reported, Settlement
-from postbus.store.leases import Leases, ending
+from postbus.store.leases import Finished, Leases, ending
 from postbus.store.records import Held, log_from_row
 from postbus.store.session import Session
 
-__all__ = ["Reports"]
+__all__ = ["Reports", "success"]
+
+
+def success(report: Report) -> Settlement | None:
+    """Return what a report settles that names its lease, and tells of nothing but success."""
+    if report.epoch is None or report.failed or report.errors:
+        return None
+    lease = Lease(report.event_id, report.subscription, report.epoch)
+    return Settlement(lease, Done(), report.worker_id, report.status_code, report.execution_time_ms)
 
 
 class Reports:
@@ -23,7 +31,6 @@ class Reports:
         """Work inside a write transaction, through its lease verbs."""
         self._db, self._catalog, self._now = session
         self._leases = leases
-        self._chance = random.Random()  # noqa: S311  jitter needs no secrecy
 
     def report(self, reports: Sequence[Report]) -> list[Reported | LeaseLost | NotFound]:
         """Return what became of each; see the contract."""
@@ -77,7 +84,11 @@ class Reports:
         rows = self._db.run("log_of", (report.event_id,))
         return [each for each in map(log_from_row, rows) if each.subscription == report.subscription]
 
-    def _policy(self, report: Report, row: Held | None) -> RetryPolicy:
+    def succeeded(self, report: Report, told: Settlement, row: Finished) -> Reported:
+        """Return what the settlement of a success has recorded."""
+        return self._reported(told, row, self._policy(report, row))
+
+    def _policy(self, report: Report, row: Held | Finished | None) -> RetryPolicy:
         policy = self._catalog.subscription(report.subscription).retry or report.policy
         own = row.max_retries if row is not None else None
         most = report.max_retries if own is None else own
@@ -90,30 +101,31 @@ class Reports:
         (error,) = report.errors
         if report.final or row.attempt > policy.max_retries:
             return Dead(error), policy
-        delay = policy.delay(row.attempt + 1, self._chance) if report.delay is None else report.delay
+        chance = random.Random()  # noqa: S311  jitter needs no secrecy
+        delay = policy.delay(row.attempt + 1, chance) if report.delay is None else report.delay
         return Retry(delay, error), policy
 
-    def _reported(self, told: Settlement, row: Held, policy: RetryPolicy) -> Reported:
+    def _reported(self, told: Settlement, row: Held | Finished, policy: RetryPolicy) -> Reported:
         action, status, error = ending(told)
         now = from_micros(self._now)
         entry = LogEntry(
             0,
-            row.event_id,
-            row.subscription,
+            told.lease.event_id,
+            told.lease.subscription,
             Action(action),
             now,
             Status(status),
             row.attempt,
-            row.epoch,
+            told.lease.epoch,
             told.worker_id,
             told.status_code,
             error.type if error else None,
             error.message if error else None,
             told.execution_time_ms,
         )
-        failed = row.retry_count + (isinstance(told.outcome, Retry | Dead) and row.state == State.LEASED)
+        counted = isinstance(row, Held) and isinstance(told.outcome, Retry | Dead) and row.state == State.LEASED
         due = now + told.outcome.after if isinstance(told.outcome, Retry) else None
-        return Reported(entry, failed, policy.max_retries, due)
+        return Reported(entry, row.retry_count + counted, policy.max_retries, due)
 
     def _recall(self, report: Report, lease: Lease | None) -> Reported | LeaseLost | NotFound:
         """Return what the very same report had recorded before, or why it comes too late."""

@@ -80,6 +80,8 @@ DEDUP_WINDOW: Final = timedelta(days=7)
 HANDLER_MEMORY: Final = timedelta(days=7)
 CHUNK: Final = 1_000
 LOAD_CHUNK: Final = 100
+FEW: Final = 8
+"""Of so many events, the rows are read at once by whoever claims them: to begin anew would take longer."""
 LOAD_BYTES: Final = 32_000_000
 TIDY_UIDS: Final = 100_000
 SPARE_ROUTES: Final = 10_000
@@ -97,6 +99,8 @@ class Won(NamedTuple):
     """The subscription's own."""
     now: int
     more: bool = True
+    rows: Mapping[int, Row] = {}
+    """Those of the events, where they came along."""
 
 
 Kind = tuple[str, tuple[Interest, ...], tuple[Interest, ...]]
@@ -184,8 +188,10 @@ class SqlStore(Followed):
         taken: dict[int, tuple[list[Taken], bool]] = {}
         for places in _alike(claims):
             taken |= zip(places, leases.claim_each([claims[place] for place in places]), strict=True)
+        ids = [each.event_id for mine, _ in taken.values() for each in mine]
+        rows = Reading(session).rows(ids) if 0 < len(ids) <= FEW else {}
         return [
-            Won(*taken[place], None, session.catalog.subscription(each.subscription).retry, session.now)
+            Won(*taken[place], None, session.catalog.subscription(each.subscription).retry, session.now, rows=rows)
             for place, each in enumerate(claims)
         ]
 
@@ -224,23 +230,23 @@ class SqlStore(Followed):
     def claim_all(self, claims: Sequence[Claim]) -> list[Claimed]:
         wons = self._claim_all(claims)
         try:
-            ids = [each.event_id for won in wons for each in won.taken]
+            ids = [each.event_id for won in wons for each in won.taken if not won.rows]
             few = self._event_rows(ids) if len(claims) > 1 and 0 < len(ids) <= LOAD_CHUNK else {}
-            return [self._claimed(claim, won, few) for claim, won in zip(claims, wons, strict=True)]
+            return [self._claimed(claim, won, won.rows or few) for claim, won in zip(claims, wons, strict=True)]
         except BaseException:
             for claim, won in zip(claims, wons, strict=True):
                 self.release([each.lease(claim.subscription) for each in won.taken], claim.worker_id)
             raise
 
-    def _claimed(self, claim: Claim, won: Won, few: dict[int, Row]) -> Claimed:
+    def _claimed(self, claim: Claim, won: Won, few: Mapping[int, Row]) -> Claimed:
         if not won.taken:
             return Claimed(next_due=won.next_due, suspects=won.suspects, more=won.more)
         loaded = self._loaded(claim, won, few)
         more = won.more or len(loaded) < len(won.taken)
         return Claimed(loaded, won.next_due, suspects=won.suspects, more=more)
 
-    def _loaded(self, claim: Claim, won: Won, few: dict[int, Row]) -> tuple[Delivery, ...]:
-        """Return the deliveries with their events; read after the commit, so that other writers need not wait.
+    def _loaded(self, claim: Claim, won: Won, few: Mapping[int, Row]) -> tuple[Delivery, ...]:
+        """Return the deliveries with their events; many are read after the commit: other writers need not wait.
 
         An event that cannot be read is buried with the reason, and does not harm its neighbours. What would take too
         much memory at once is handed back. `few`: the events' rows, if they have been read already.
@@ -253,7 +259,7 @@ class SqlStore(Followed):
         while taken and size < LOAD_BYTES:
             chunk, taken = taken[:step], taken[step:]
             rows = few or self._event_rows([each.event_id for each in chunk])
-            size += sum(len(row[7]) for row in rows.values())
+            size += sum(len(rows[each.event_id][7]) for each in chunk if each.event_id in rows)
             # The first few tell how large payloads are: of small ones, all the rest may be read at once.
             step = LOAD_CHUNK if size * len(taken) > LOAD_BYTES * len(chunk) else len(taken)
             for each in chunk:

@@ -321,8 +321,8 @@ def cut_in_commit(play: Play) -> None:
     role = play.chance.choice(sorted(play.doors))
     when = play.chance.choice(list(Cut))
     play.note(f"a connection of {role} is cut: {when.value}")
-    # A lone publish commits itself: it is known by what it stores. Everything else says COMMIT.
-    play.doors[role].cut(when, r"COMMIT\x00|trial\.\d")
+    # A lone publish or success commits itself: it is known by what it stores. Everything else says COMMIT.
+    play.doors[role].cut(when, r"COMMIT\x00|COMPLETED|trial\.\d")
     if not play.doors[role].wait(10):
         raise Late(f"no {role} came by to be cut off")
 

@@ -283,6 +283,13 @@ class Database:
         """Run a named statement and return how many rows it changed."""
         return self._open().execute(cast("LiteralString", self._sql[name]), parameters or None).rowcount
 
+    def post(self, name: str) -> None:
+        """Have a named query run without waiting for it; only for a connection that is used for nothing else."""
+        pgconn = self.connection.pgconn
+        while pgconn.get_result() is not None:
+            pass  # that of the one before
+        pgconn.send_query(self._sql[name].encode())
+
     def copy(self, statement: str, parts: Iterable[str]) -> None:
         """Send rows in COPY's text format, part by part."""
         with self._open().cursor().copy(cast("LiteralString", statement)) as copy:

@@ -7,9 +7,10 @@ from typing import Final
 
 from postbus.errors import UnsafeStore
 from postbus.model import Lease
-from postbus.store.contract import Claim, Settlement
-from postbus.store.leases import Candidate, Leases, Taken
-from postbus.store.postgres.connection import array
+from postbus.store.contract import Settlement
+from postbus.store.leases import Candidate, Leases, Share
+from postbus.store.postgres.connection import array, texts
+from postbus.store.postgres.finishing import finish
 from postbus.store.records import Held
 from postbus.store.session import Session
 
@@ -19,6 +20,8 @@ FULL_LOOK_EVERY: Final = (10.0, 60.0)
 FULL_LOOK_SHARE: Final = 0.005
 """How much of the time may go into looks from the beginning: less than would show among a hundred claims."""
 BEGINNING: Final = 0
+AT_ONCE: Final = 1_000
+"""How many are leased by one statement: the epochs of one draw are 1,024."""
 
 
 class Marks:
@@ -33,6 +36,8 @@ class Marks:
     def __init__(self) -> None:
         """Begin at the beginning."""
         self._marks: dict[int, int] = {}
+        self.latest = 0
+        """The route of the last that was taken."""
         self._full_look = time.monotonic()
         self._pause = FULL_LOOK_EVERY[0]
 
@@ -52,9 +57,10 @@ class Marks:
         least, most = FULL_LOOK_EVERY
         self._pause = min(max(least, seconds / FULL_LOOK_SHARE), most)
 
-    def move(self, taken: Sequence[Candidate]) -> None:
-        """Note that these, in their order, were taken."""
-        self._marks.update((row[6], row[0]) for row in taken)
+    def move(self, taken: Sequence[tuple[int, int]]) -> None:
+        """Note the routes and due times of what was taken, in its order."""
+        self._marks.update(taken)
+        self.latest = taken[-1][0] if taken else self.latest
 
 
 class PostgresLeases(Leases):
@@ -82,19 +88,20 @@ class PostgresLeases(Leases):
             self._marks.looked(time.monotonic() - began)
         return rows
 
-    def _take(self, rows: list[Candidate], claim: Claim, end: int, *, suspect: bool = False) -> list[Taken]:
-        if not rows:
-            return []
-        places = "{" + ",".join(f'"{row[5]}"' for row in rows) + "}"
-        given = (places, claim.subscription, end, self._now, claim.worker_id, claim.owner)
-        first, count = self._db.run("take", given)[0]
-        if count != len(rows):
-            raise UnsafeStore(f"{len(rows)} deliveries were locked, and {count} of them could be leased")
-        self._marks.move(rows)
-        return [
-            Taken(event_id, attempt + 1, retry_count, epoch, end, suspect)
-            for epoch, (_, event_id, _, attempt, retry_count, _, _) in enumerate(rows, first)
-        ]
+    def _lease_all(self, shares: list[Share]) -> Sequence[int]:
+        epochs: list[int] = []
+        slots = [(row, *share) for share in shares for row in share.rows]
+        for start in range(0, len(slots), AT_ONCE):
+            rows, claims, ends, _ = zip(*slots[start : start + AT_ONCE], strict=True)
+            places = "{" + ",".join(f'"{row[5]}"' for row in rows) + "}"
+            workers, owners = texts(each.worker_id for each in claims), texts(each.owner for each in claims)
+            given = (places, claims[0].subscription, array(ends), self._now, workers, owners)
+            first, count = self._db.run("take", given)[0]
+            if count != len(rows):
+                raise UnsafeStore(f"{len(rows)} deliveries were locked, and {count} of them could be leased")
+            self._marks.move([(row[6], row[0]) for row in rows])
+            epochs += range(first, first + count)
+        return epochs
 
     def held(self, leases: Sequence[Lease]) -> dict[Lease, Held]:
         """Return what the fence lets through, locked in the order of ids."""
@@ -115,29 +122,12 @@ class PostgresLeases(Leases):
         return set(leases) - {Lease(*row) for row in rows}
 
     @staticmethod
-    def _arrays(leases: Sequence[Lease]) -> tuple[str, list[str], str]:
+    def _arrays(leases: Sequence[Lease]) -> tuple[str, str, str]:
         return (
             array(each.event_id for each in leases),
-            [each.subscription for each in leases],
+            texts(each.subscription for each in leases),
             array(each.epoch for each in leases),
         )
 
-    def _finish_all(self, batch: list[Settlement], subscription: str, worker_id: str) -> list[Lease]:
-        """Finish what simply worked, in one statement; in order of ids, so that two batches never wait crosswise.
-
-        Of two leases on one event only the later can stand, and the answer names events alone: it is the one asked for.
-        """
-        batch = list({each.lease.event_id: each for each in sorted(batch, key=lambda each: each.lease)}.values())
-        finished = self._db.run(
-            "finish_all",
-            (
-                array(each.lease.event_id for each in batch),
-                array(each.lease.epoch for each in batch),
-                array(each.execution_time_ms or 0.0 for each in batch),
-                subscription,
-                worker_id,
-                self._now,
-            ),
-        )
-        done = {event_id for (event_id,) in finished}
-        return [each.lease for each in batch if each.lease.event_id in done]
+    def _finish_all(self, done: list[Settlement]) -> set[Lease]:
+        return set(finish(self._db, done, self._now).rows) if done else set()

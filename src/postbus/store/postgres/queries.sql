@@ -149,15 +149,65 @@ SELECT (nextval('postbus.epochs') << 10) + $1 - 1;
 WITH base AS MATERIALIZED (SELECT nextval('postbus.epochs') << 10 AS epoch),
 taken AS (
     UPDATE postbus.deliveries AS d
-       SET state = 1, tried = 1, due_at = postbus.at($3), epoch = (SELECT epoch FROM base) + t.n - 1,
-           attempt = d.attempt + 1, claimed_at = postbus.at($4), updated_at = postbus.at($4), worker_id = $5, owner = $6
-      FROM unnest($1::tid[]) WITH ORDINALITY AS t (place, n)
+       SET state = 1, tried = 1, due_at = postbus.at(t.until), epoch = (SELECT epoch FROM base) + t.n - 1,
+           attempt = d.attempt + 1, claimed_at = postbus.at($4), updated_at = postbus.at($4), worker_id = t.worker,
+           owner = t.owner
+      FROM unnest($1::tid[], $3::bigint[], $5::text[], $6::text[]) WITH ORDINALITY AS t (place, until, worker, owner, n)
      WHERE d.ctid = t.place
-    RETURNING d.event_id, d.attempt, d.epoch),
+    RETURNING d.event_id, d.attempt, d.epoch, d.worker_id),
 logged AS (
     INSERT INTO postbus.event_log (event_id, subscription, action, created_at, status, attempt, epoch, worker_id)
-    SELECT t.event_id, $2, 'PICKED', postbus.at($4), 'PROCESSING', t.attempt, t.epoch, $5 FROM taken AS t)
+    SELECT t.event_id, $2, 'PICKED', postbus.at($4), 'PROCESSING', t.attempt, t.epoch, t.worker_id FROM taken AS t)
 SELECT epoch, (SELECT count(*) FROM taken) FROM base;
+
+-- name: claim_at_once
+-- Lease all that some claims ask for ($6: how many; $7, $8, $9: for each who gets it, and for how long), or nothing: nothing
+-- if subscriptions have changed ($1), if the subscription ($11) has a route that the caller does not know ($12; $2: see
+-- `catalog`), if a suspect waits ($10), if there is less than that, or if a lease that ran out is among it. The candidates
+-- are found before any is locked, by rank of their route ($5) and from its mark on ($4); some more than needed, for another
+-- worker may hold the first. One that has changed since this statement began lies in another place, where this statement
+-- cannot change it: it is passed over as if it were held, or nothing is taken.
+WITH moment AS MATERIALIZED (
+    SELECT k.now FROM (SELECT postbus.now() AS now
+                        WHERE (SELECT value::bigint FROM postbus.meta WHERE key = 'catalog') = $1
+                          AND NOT EXISTS (SELECT 1 FROM postbus.routes AS r
+                                           WHERE r.xid >= $2 AND r.subscription = $11
+                                             AND r.id <> ALL ($12::bigint[])) OFFSET 0) AS k
+     WHERE NOT EXISTS (SELECT 1 FROM unnest($10::bigint[]) AS s (route)
+                        CROSS JOIN LATERAL (SELECT 1 FROM postbus.deliveries AS d
+                                             WHERE d.route = s.route AND d.due_at <= k.now LIMIT 1) AS suspect)),
+found AS MATERIALIZED (
+    SELECT l.place, l.due_at, l.route, l.now, row_number() OVER () AS n, count(*) OVER () AS there,
+           bool_and(l.ready) OVER () AS ready
+      FROM (SELECT d.ctid AS place, d.due_at, c.route, c.now, d.state = 0 AND d.ctid = c.place AS ready
+              FROM (SELECT w.route, w.rank, m.now, f.place, f.due_at, f.event_id
+                      FROM moment AS m
+                     CROSS JOIN unnest($3::bigint[], $4::bigint[], $5::bigint[]) AS w (route, low, rank)
+                     CROSS JOIN LATERAL (SELECT v.ctid AS place, v.due_at, v.event_id FROM postbus.deliveries AS v
+                                          WHERE v.route = w.route AND v.due_at BETWEEN postbus.at(w.low) AND m.now
+                                          ORDER BY v.due_at, v.event_id LIMIT $6 + 8) AS f
+                     ORDER BY w.rank, f.due_at, f.event_id LIMIT $6 + 8) AS c
+              JOIN postbus.deliveries AS d ON d.ctid = c.place
+             ORDER BY c.rank, c.due_at, c.event_id LIMIT $6 FOR UPDATE OF d SKIP LOCKED) AS l),
+base AS MATERIALIZED (SELECT nextval('postbus.epochs') << 10 AS epoch),
+taken AS (
+    UPDATE postbus.deliveries AS d
+       SET state = 1, tried = 1, due_at = f.now + ($9::bigint[])[f.n] * interval '1 microsecond',
+           epoch = (SELECT epoch FROM base) + f.n - 1, attempt = d.attempt + 1, claimed_at = f.now, updated_at = f.now,
+           worker_id = ($7::text[])[f.n], owner = ($8::text[])[f.n]
+      FROM found AS f
+     WHERE d.ctid = f.place AND f.there = $6 AND f.ready
+    RETURNING f.n, f.due_at, f.route, f.now, d.event_id, d.subscription, d.attempt, d.retry_count, d.epoch, d.worker_id),
+logged AS (
+    INSERT INTO postbus.event_log (event_id, subscription, action, created_at, status, attempt, epoch, worker_id)
+    SELECT t.event_id, t.subscription, 'PICKED', t.now, 'PROCESSING', t.attempt, t.epoch, t.worker_id FROM taken AS t)
+SELECT postbus.micros(t.due_at), t.route, postbus.micros(t.now), t.event_id, t.attempt, t.retry_count, t.epoch,
+       e.id, e.uid, e.type, e.tags, e.key, e.title, e.description, e.payload::text, e.metadata::text,
+       postbus.micros(e.created_at), e.priority, e.max_retries, NULL
+  FROM taken AS t
+  LEFT JOIN LATERAL (SELECT v.id, v.uid, v.type, v.tags, v.key, v.title, v.description, v.payload, v.metadata, v.created_at,
+                            v.priority, v.max_retries FROM postbus.events AS v WHERE v.id = t.event_id OFFSET 0) AS e ON true
+ ORDER BY t.n;
 
 -- name: log
 INSERT INTO postbus.event_log (event_id, subscription, action, created_at, status, attempt, epoch, worker_id, status_code,
@@ -176,7 +226,35 @@ VALUES ($1, $2, $3, postbus.at($4), $5, $6, $7, $8, $9, $10, $11, $12, $13, $14,
 DELETE FROM postbus.deliveries WHERE event_id = $1 AND subscription = $2 AND epoch = $3;
 
 -- name: finish_all
-SELECT postbus.finish($1::bigint[], $2::bigint[], $3::float8[], $4, $5, postbus.at($6));
+-- Finish everything that simply worked; return which (by their place among what is given), and the catalog's version. The
+-- epoch is the fence, and is in the DELETE itself: a row that another transaction has changed since is looked at again as
+-- it stands now. Rows are found one by one through the primary key and removed by their place, because any plan that joins
+-- the two tables might be made while the queue is short and kept when it is long. $7: the moment, if it is not now.
+WITH moment AS MATERIALIZED (SELECT coalesce(postbus.at($7), postbus.now()) AS now),
+gone AS (
+    DELETE FROM postbus.deliveries AS d
+     USING (SELECT l.place, g.n, g.epoch, g.worker, g.code, g.ms, m.now
+              FROM moment AS m
+             CROSS JOIN unnest($1::bigint[], $2::text[], $3::bigint[], $4::text[], $5::integer[], $6::float8[])
+                        WITH ORDINALITY AS g (id, name, epoch, worker, code, ms, n)
+             CROSS JOIN LATERAL (SELECT v.ctid AS place FROM postbus.deliveries AS v
+                                  WHERE v.event_id = g.id AND v.subscription = g.name AND v.epoch = g.epoch OFFSET 0) AS l
+            OFFSET 0) AS t
+     WHERE d.ctid = t.place AND d.epoch = t.epoch AND d.epoch > 0 AND d.state IN (0, 1)
+    RETURNING t.n, d.event_id, d.subscription, d.route, d.attempt, d.epoch, d.created_at, d.ready_at, d.claimed_at,
+              d.retry_count, d.max_retries, d.errors, t.worker, t.code, t.ms, t.now),
+logged AS (
+    INSERT INTO postbus.event_log (event_id, subscription, action, created_at, status, attempt, epoch, worker_id,
+                                   status_code, execution_time_ms, type, tags, priority, event_created_at, ready_at,
+                                   claimed_at, retry_count, errors)
+    SELECT g.event_id, g.subscription, 'COMPLETED', g.now, 'COMPLETED', g.attempt, g.epoch, g.worker, g.code, g.ms, w.type,
+           w.tags, w.priority, g.created_at, g.ready_at, g.claimed_at, g.retry_count, g.errors
+      FROM gone AS g
+      LEFT JOIN LATERAL (SELECT r.type, r.tags, r.priority FROM postbus.routes AS r
+                          WHERE r.id = g.route LIMIT 1) AS w ON true)
+SELECT g.n, g.attempt, g.retry_count, g.max_retries, postbus.micros(g.now),
+       (SELECT value::bigint FROM postbus.meta WHERE key = 'catalog')
+  FROM gone AS g;
 
 -- name: held_all
 -- What the fence lets through, for the outcomes that keep the row; locked in the order of ids.
@@ -214,7 +292,7 @@ SELECT action, status FROM postbus.event_log
  WHERE event_id = $1 AND subscription = $2 AND epoch = $3 AND action IN ('COMPLETED', 'COMPLETED_WITH_ERRORS', 'FAILED');
 
 -- name: extend
--- By their places, as `postbus.finish` does, and fenced in the UPDATE itself.
+-- By their places, as `finish_all` does, and fenced in the UPDATE itself.
 UPDATE postbus.deliveries AS d SET due_at = t.until, updated_at = postbus.at($5)
   FROM (SELECT l.place, postbus.at(g.until) AS until, g.epoch
           FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::bigint[]) AS g (id, name, epoch, until)

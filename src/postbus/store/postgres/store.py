@@ -14,25 +14,38 @@ from typing import Any, Final, TypeVar, cast
 import psycopg
 
 from postbus.clock import from_micros
-from postbus.errors import Conflict, InvalidRequest, StoreUnavailable
-from postbus.model import Event, Stats, Stream
+from postbus.errors import Conflict, InvalidRequest, LeaseLost, NotFound, StoreUnavailable
+from postbus.model import Done, Event, Stats, Stream
 from postbus.payload import Draft
 from postbus.store.catalog import Catalog
 from postbus.store.committer import Committer
-from postbus.store.contract import Claim, Finding, Step, Transaction, Watch
+from postbus.store.contract import (
+    Claim,
+    Finding,
+    Report,
+    Reported,
+    Settled,
+    Settlement,
+    Step,
+    Transaction,
+    Watch,
+)
 from postbus.store.following import Following, deposed
 from postbus.store.liveness import Liveness
 from postbus.store.migrate import migrate
 from postbus.store.postgres import appending, foreign
+from postbus.store.postgres.claiming import claim_at_once
 from postbus.store.postgres.connection import Address, Database, put_schema, translate, translated
+from postbus.store.postgres.finishing import finish, report_at_once
 from postbus.store.postgres.inspection import holders, inspect, require_safe
 from postbus.store.postgres.leases import Marks, PostgresLeases
 from postbus.store.postgres.listen import Bell, Listener, Notifier
+from postbus.store.postgres.single import Remembered, Single, SingleCommitter
 from postbus.store.queries import load_migrations
 from postbus.store.reading import Reading
 from postbus.store.records import decoding, json_array, moment
 from postbus.store.session import Row, Session
-from postbus.store.sql import Kind, SqlStore, Won, kind
+from postbus.store.sql import LOAD_CHUNK, Kind, SqlStore, Won, kind
 from postbus.store.staging import require_all, require_part
 from postbus.store.transaction import CallersTransaction
 
@@ -41,6 +54,7 @@ __all__ = ["Address", "PostgresStore", "migration_script"]
 R = TypeVar("R")
 MAX_IDLE: Final = 8
 MAX_CLAIM: Final = 1_000
+MAX_REMEMBERED: Final = 1_000
 BACKFILL: Final = 5_000
 PUBLISH: Final = 10_000
 PATIENCE: Final = 30.0
@@ -71,8 +85,10 @@ class PostgresStore(SqlStore):
             log_id = self._prepare(auto_migrate=auto_migrate)
         super().__init__(Liveness(Path(tempfile.gettempdir()) / f"postbus-{os.getuid()}" / log_id))
         self._idle: list[tuple[Database, Catalog]] = []
-        self._catalogs: dict[int, Catalog] = {}
+        self._catalogs: dict[int, Remembered] = {}
         self._marks = Marks()
+        self._flowing: dict[Kind, int] = {}
+        """The kinds of claims that got all they asked for, and probably will again: from routes such as this one."""
         publisher = Database(self._address)
         self._publisher = Committer(publisher, lambda batches: self._append_all(publisher, batches))
         self._claimer = self._committer()
@@ -93,7 +109,7 @@ class PostgresStore(SqlStore):
             db.close()
 
     def _committer(self) -> Committer[Database]:
-        catalog = Catalog()
+        catalog = Remembered()
 
         def forget() -> None:
             catalog.forget()
@@ -101,7 +117,7 @@ class PostgresStore(SqlStore):
 
         db = Database(self._address, on_rollback=forget)
         self._catalogs[id(db)] = catalog
-        return Committer(db)
+        return SingleCommitter(db, pooled=self._address.pooled)
 
     @property
     def url(self) -> str:
@@ -246,22 +262,58 @@ class PostgresStore(SqlStore):
             due: dict[Kind, datetime | None] = {}
             results: list[Won] = []
             for each, won in zip(wanted, self._taken(session, wanted), strict=True):
-                more = won.suspects or len(won.taken) == each.limit
+                key, full = kind(each), len(won.taken) == each.limit
+                self._remember(key, full=full)
+                more = won.suspects or full
                 if more or session.catalog.subscription(each.subscription).paused:
                     results.append(won._replace(more=more))
                     continue
-                key = kind(each)
                 if key not in due:
                     due[key] = moment(Reading(session).next_due(session.catalog.select(*key)))
                 results.append(won._replace(more=False, next_due=due[key]))
             return results
 
-        return self._run(self._claimer, take)
+        return self._claim_at_once(wanted) or self._run(self._claimer, take)
+
+    def _claim_at_once(self, claims: Sequence[Claim]) -> list[Won]:
+        """Lease by one statement what claims that are alike will probably get; return nothing if they did not."""
+        kinds = {kind(each) for each in claims}
+        source = self._flowing.get(kinds.pop()) if len(kinds) == 1 else None
+        if source is None or sum(each.limit for each in claims) > LOAD_CHUNK:
+            return []
+        return self._single(self._claimer, lambda db, catalog: claim_at_once(db, catalog, self._marks, source, claims))
+
+    def _remember(self, key: Kind, *, full: bool) -> None:
+        if len(self._flowing) > MAX_REMEMBERED:
+            self._flowing.clear()
+        self._flowing.pop(key, None)
+        if full:
+            self._flowing[key] = self._marks.latest
 
     def _event_rows(self, ids: list[int]) -> dict[int, Row]:
         """Read them as they are: an event never changes, so that no snapshot is needed."""
         with self._connection() as (db, _):
             return {row[0]: row for row in db.run("events_by_id", (json_array(ids),))}
+
+    def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
+        leases = {each.lease for each in settlements}
+        if len(leases) < len(settlements) or not all(isinstance(each.outcome, Done) for each in settlements):
+            return super().settle(settlements)
+        finished = self._single(self._settler, lambda db, _: finish(db, settlements).rows) if leases else {}
+        rest = [each for each in settlements if each.lease not in finished]
+        told = dict(zip((each.lease for each in rest), super().settle(rest), strict=True)) if rest else {}
+        self._ring()
+        return [told.get(each.lease, Settled.APPLIED) for each in settlements]
+
+    def report(self, reports: Sequence[Report]) -> list[Reported | LeaseLost | NotFound]:
+        if len({each[:2] for each in reports}) < len(reports):
+            return super().report(reports)
+        answers: dict[tuple[int, str], Reported | LeaseLost | NotFound] = {}
+        answers |= self._single(self._settler, lambda db, catalog: report_at_once(db, catalog, reports))
+        if rest := [each for each in reports if each[:2] not in answers]:
+            answers |= zip((each[:2] for each in rest), super().report(rest), strict=True)
+        self._ring()
+        return [answers[each[:2]] for each in reports]
 
     def _jump(self, session: Session) -> int:
         return session.db.value("jump")
@@ -363,6 +415,16 @@ class PostgresStore(SqlStore):
         return None
 
     # ── connections ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _single(self, committer: Committer[Database], operation: Callable[[Database, Remembered], R]) -> R:
+        """Run an operation of one statement, which is a transaction of its own unless others run beside it."""
+        self._writable()
+
+        def run(db: Database) -> R:
+            return operation(db, self._catalogs[id(db)])
+
+        with translated(self.url):
+            return committer.run(Single(run))
 
     def _write(self, operation: Callable[[Session], R]) -> R:
         return self._run(self._settler, operation)

@@ -1,0 +1,57 @@
+"""Finishing what simply worked: one statement, whatever the number."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from postbus.model import Lease
+from postbus.store.contract import Report, Reported, Settlement
+from postbus.store.leases import Finished, Leases
+from postbus.store.postgres.connection import array, texts
+from postbus.store.postgres.single import Remembered
+from postbus.store.reports import Reports, success
+from postbus.store.session import Database, Session
+
+__all__ = ["finish", "report_at_once"]
+
+
+class Ended(NamedTuple):
+    """What a statement has finished, when, and what the catalog's version was then."""
+
+    rows: dict[Lease, Finished]
+    now: int = 0
+    version: int = 0
+
+
+def finish(db: Database, done: Iterable[Settlement], now: int | None = None) -> Ended:
+    """Record successes, now or at another moment; return what the fence let through.
+
+    In order of ids, so that two batches never wait crosswise.
+    """
+    batch = sorted(done, key=lambda told: told.lease)
+    rows = db.run(
+        "finish_all",
+        (
+            array(told.lease.event_id for told in batch),
+            texts(told.lease.subscription for told in batch),
+            array(told.lease.epoch for told in batch),
+            texts(told.worker_id for told in batch),
+            array("NULL" if told.status_code is None else told.status_code for told in batch),
+            array("NULL" if told.execution_time_ms is None else told.execution_time_ms for told in batch),
+            now,
+        ),
+    )
+    leases = dict(enumerate((told.lease for told in batch), 1))
+    return Ended({leases[row[0]]: Finished(*row[1:4]) for row in rows}, *rows[0][4:]) if rows else Ended({})
+
+
+def report_at_once(db: Database, catalog: Remembered, reports: Sequence[Report]) -> dict[tuple[int, str], Reported]:
+    """Record the successes among reports, of which no two are on one delivery; return what was recorded of which."""
+    plain = {each[:2]: (each, told) for each in reports if (told := success(each)) is not None}
+    if not plain:
+        return {}
+    ended = finish(db, (told for _, told in plain.values()))
+    if ended.rows and ended.version != catalog.version:
+        catalog.refresh(db)
+    session = Session(db, catalog, ended.now)
+    answers = Reports(session, Leases(session))
+    return {lease[:2]: answers.succeeded(*plain[lease[:2]], row) for lease, row in ended.rows.items()}

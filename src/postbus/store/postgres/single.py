@@ -1,0 +1,51 @@
+"""Operations that are one statement: with nobody beside it, such a statement needs no transaction around it."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from postbus.observe import probe
+from postbus.store.catalog import Catalog
+from postbus.store.committer import Committer
+from postbus.store.postgres.connection import Database
+
+__all__ = ["Remembered", "Single", "SingleCommitter"]
+
+
+class Remembered(Catalog):
+    """A catalog that tells as of when it is, so that a statement can find out whether it still holds."""
+
+    @property
+    def version(self) -> int:
+        """What `meta.catalog` was at the last look."""
+        return self._version
+
+    @property
+    def marker(self) -> int:
+        """The oldest transaction that was open then: the routes of all before it are known."""
+        return self._marker
+
+
+class Single(NamedTuple):
+    """An operation that is one statement."""
+
+    operation: Callable[[Database], Any]
+
+    def __call__(self, db: Database) -> Any:
+        """Run it."""
+        return self.operation(db)
+
+
+class SingleCommitter(Committer[Database]):
+    """A committer that lets a lone statement commit itself; behind a pooler, settings need a transaction to hold in."""
+
+    def __init__(self, connection: Database, *, pooled: bool) -> None:
+        """Take charge of a connection that nobody else uses."""
+        super().__init__(connection)
+        self._pooled = pooled
+
+    def _transact(self, operations: list[Callable[[Database], Any]]) -> list[Any]:
+        if len(operations) > 1 or self._pooled or not isinstance(operations[0], Single):
+            return super()._transact(operations)
+        db = self._connection.ready()
+        probe("committing")
+        return [operations[0](db)]
