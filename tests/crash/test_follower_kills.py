@@ -97,7 +97,8 @@ def test_one_killed_at_a_probe_goes_on_from_its_checkpoint(trial: Trial, probe: 
         assert effects(trial) == ids
 
 
-@pytest.mark.parametrize("kills", [10, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.slow  # postbus torture kill-follower has a few in the quick tests
+@pytest.mark.parametrize("kills", [10, 500])
 @pytest.mark.timeout(3600)
 def test_random_kills_of_a_pool_leave_each_effect_once_in_order(
     trial: Trial, kills: int, capsys: pytest.CaptureFixture[str]

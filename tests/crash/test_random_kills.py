@@ -18,7 +18,8 @@ def begin(trial: Trial, name: str) -> Child:
     return child
 
 
-@pytest.mark.parametrize("kills", [10, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.slow  # postbus torture kill-worker and kill-publisher have a few in the quick tests
+@pytest.mark.parametrize("kills", [10, 200])
 def test_random_kills_lose_nothing(trial: Trial, kills: int, capsys: pytest.CaptureFixture[str]):
     """Publishers and workers killed at random: lost 0, repeated without a cause 0 (S0.6, S1.1, S1.15, I1, I9, I11)."""
     seed = f"random kills {kills}"

@@ -54,7 +54,8 @@ def check_effects(trial: Trial) -> Counter[int]:
     return effects
 
 
-@pytest.mark.parametrize("kills", [20, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.slow  # postbus torture kill-worker has a few in the quick tests
+@pytest.mark.parametrize("kills", [20, 500])
 def test_random_kills_leave_each_effect_once(trial: Trial, kills: int, capsys: pytest.CaptureFixture[str]):
     """SIGKILL whenever: an event is completed and has its effect, or neither (S1.1, S4.6, I2, I8, I9, I11, I13)."""
     bus = prepare(trial)

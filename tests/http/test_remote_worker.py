@@ -107,6 +107,7 @@ class Publisher:
         self._bus.shutdown()
 
 
+@pytest.mark.slow  # postbus torture kill-server has one in the quick tests
 def test_a_server_that_is_killed_and_comes_back_loses_nothing(url: str, tmp_path: Path, eventually: Callable[..., Any]):
     """Killed three times amid publishing and handling: every acknowledged event is there once and ends (I1, I3, I10).
 

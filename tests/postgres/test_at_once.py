@@ -29,6 +29,11 @@ STALLED: Final = """
     AS 'SELECT pg_advisory_xact_lock_shared(4711); SELECT clock_timestamp()'
 """
 """Whoever holds that lock stops the others within their statement: they have seen what there is, and taken nothing."""
+SERIALIZABLE: Final = """
+    DO $$ BEGIN
+        EXECUTE format('ALTER DATABASE %I SET default_transaction_isolation = serializable', current_database());
+    END $$
+"""
 WAITING: Final = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 4711 AND NOT granted"
 
 
@@ -251,8 +256,11 @@ def test_what_changes_while_it_is_being_completed_is_judged_as_it_is(
 
 
 @pytest.mark.timeout(120)
-def test_workers_beside_each_other_never_get_the_same(url: str):
-    """Four processes claim one by one as fast as they can: each event has one claim and one end (I7, I9)."""
+@pytest.mark.parametrize("level", ["read committed", "serializable"])
+def test_workers_beside_each_other_never_get_the_same(url: str, level: str):
+    """Four processes claim one by one, whatever the database's default: each event has one claim, one end (I7, I9)."""
+    if level == "serializable":
+        query(url, SERIALIZABLE)
     stores = [open_store(url) for _ in range(4)]
     stores[0].publish([draft({"type": f"t{number % 3}", "priority": number % 2}) for number in range(400)])
     epochs: list[Lease] = []

@@ -36,9 +36,8 @@ def done(trial: Trial) -> int:
 
 
 @pytest.mark.timeout(1_800)
-@pytest.mark.parametrize(
-    ("count", "rounds", "pause"), [(2_000, 4, 0.1), pytest.param(100_000, 10_000, 1, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow  # postbus torture kill-worker has one in the quick tests
+@pytest.mark.parametrize(("count", "rounds", "pause"), [(2_000, 4, 0.1), (100_000, 10_000, 1)])
 def test_each_event_is_completed_once_though_workers_are_killed_all_the_time(
     trial: Trial, nursery: Nursery, count: int, rounds: int, pause: float, capsys: pytest.CaptureFixture[str]
 ):

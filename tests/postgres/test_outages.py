@@ -121,7 +121,8 @@ def report(trial: Trial, capsys: pytest.CaptureFixture[str], what: str, slowest:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("times", [2, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.slow  # postbus torture database-crash has one in the quick tests
+@pytest.mark.parametrize("times", [2, 20])
 def test_a_server_that_crashes_under_load_loses_and_doubles_nothing(
     server: Server, trial: Trial, times: int, capsys: pytest.CaptureFixture[str]
 ):
@@ -146,7 +147,8 @@ def test_a_server_that_crashes_under_load_loses_and_doubles_nothing(
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("times", [6, pytest.param(54, marks=pytest.mark.slow)])
+@pytest.mark.slow  # postbus torture cut-in-commit has one in the quick tests
+@pytest.mark.parametrize("times", [6, 54])
 def test_a_connection_cut_during_commit_loses_and_doubles_nothing(
     trial: Trial, proxy: Proxy, other: Proxy, times: int, capsys: pytest.CaptureFixture[str]
 ):

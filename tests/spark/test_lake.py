@@ -103,7 +103,8 @@ def test_a_lake_is_read_in_one_call(spark: SparkSession, bus: EventBus, url: str
 
 
 @on_sqlite
-@pytest.mark.parametrize("lost", [pytest.param("gone", marks=pytest.mark.slow), "old"])
+@pytest.mark.slow  # postbus torture spark-checkpoint has one in the quick tests
+@pytest.mark.parametrize("lost", ["gone", "old"])
 def test_spark_s_own_checkpoint_may_be_lost(spark: SparkSession, bus: EventBus, url: str, tmp_path: Path, lost: str):
     """Deleted, or put back from a backup: the manifest says where to go on, and each row is there once (P.3, I15)."""
     lake, own = Lake(tmp_path / "lake"), tmp_path / "lake" / "events" / "checkpoint"
@@ -121,9 +122,8 @@ def test_spark_s_own_checkpoint_may_be_lost(spark: SparkSession, bus: EventBus, 
 
 
 @on_sqlite
-@pytest.mark.parametrize(
-    "step", [pytest.param("written", marks=pytest.mark.slow), "added", pytest.param("advanced", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow  # postbus torture spark-driver has one in the quick tests
+@pytest.mark.parametrize("step", ["written", "added", "advanced"])
 def test_an_ingest_that_ends_anywhere_is_gone_on_with(
     spark: SparkSession, bus: EventBus, url: str, tmp_path: Path, step: str, monkeypatch: pytest.MonkeyPatch
 ):
