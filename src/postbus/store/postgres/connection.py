@@ -35,6 +35,8 @@ PLANNER: Final = {f"enable_{name}": "off" for name in ("seqscan", "bitmapscan", 
 }
 """A claim or a settle is a few exact look-ups. A plan made while the tables were small must not be a scan of them, and
 since no plan is better for some parameters than for others, none needs to be made twice."""
+LEVEL: Final = r"-c default_transaction_isolation=read\ committed"
+"""For statements that commit themselves; whatever begins a transaction says it there."""
 LIMITS: Final = {"statement_timeout": "60s", "lock_timeout": "10s", "idle_in_transaction_session_timeout": "5min"}
 HOST: Final = re.compile(r"(\[[0-9a-fA-F:.%]+\]|[^:/@\[\]]*)(:\d*)?")
 NO_URL: Final = (
@@ -90,7 +92,7 @@ class Address:
         wanted = {**DEFAULTS, **{name: value for name, value in given.items() if value is not None}}
         if not self.pooled:
             settings = " ".join(f"-c {name}={value}" for name, value in {**PLANNER, **LIMITS}.items())
-            wanted["options"] = f"{settings} {given.get('options') or ''}"
+            wanted["options"] = f"{settings} {LEVEL} {given.get('options') or ''}"
         try:
             connection = psycopg.connect(
                 **cast("dict[str, Any]", wanted),
@@ -282,13 +284,6 @@ class Database:
     def count(self, name: str, parameters: Sequence[Any] = ()) -> int:
         """Run a named statement and return how many rows it changed."""
         return self._open().execute(cast("LiteralString", self._sql[name]), parameters or None).rowcount
-
-    def post(self, name: str) -> None:
-        """Have a named query run without waiting for it; only for a connection that is used for nothing else."""
-        pgconn = self.connection.pgconn
-        while pgconn.get_result() is not None:
-            pass  # that of the one before
-        pgconn.send_query(self._sql[name].encode())
 
     def copy(self, statement: str, parts: Iterable[str]) -> None:
         """Send rows in COPY's text format, part by part."""

@@ -11,7 +11,7 @@ from postbus.store.postgres.single import Remembered
 from postbus.store.reports import Reports, success
 from postbus.store.session import Database, Session
 
-__all__ = ["finish", "report_at_once"]
+__all__ = ["Key", "finish", "plain_successes", "report_at_once"]
 
 
 class Ended(NamedTuple):
@@ -20,6 +20,18 @@ class Ended(NamedTuple):
     rows: dict[Lease, Finished]
     now: int = 0
     version: int = 0
+
+
+Key = tuple[int, str]
+"""The event and the subscription of a delivery."""
+Plain = dict[Key, tuple[Report, Settlement]]
+
+
+def plain_successes(reports: Sequence[Report]) -> Plain:
+    """Return the reports that tell of success alone; none if two are on one delivery: then their order matters."""
+    if len({each[:2] for each in reports}) < len(reports):
+        return {}
+    return {each[:2]: (each, told) for each in reports if (told := success(each)) is not None}
 
 
 def finish(db: Database, done: Iterable[Settlement], now: int | None = None) -> Ended:
@@ -44,11 +56,8 @@ def finish(db: Database, done: Iterable[Settlement], now: int | None = None) -> 
     return Ended({leases[row[0]]: Finished(*row[1:4]) for row in rows}, *rows[0][4:]) if rows else Ended({})
 
 
-def report_at_once(db: Database, catalog: Remembered, reports: Sequence[Report]) -> dict[tuple[int, str], Reported]:
-    """Record the successes among reports, of which no two are on one delivery; return what was recorded of which."""
-    plain = {each[:2]: (each, told) for each in reports if (told := success(each)) is not None}
-    if not plain:
-        return {}
+def report_at_once(db: Database, catalog: Remembered, plain: Plain) -> dict[Key, Reported]:
+    """Record plain successes; return what was recorded of which."""
     ended = finish(db, (told for _, told in plain.values()))
     if ended.rows and ended.version != catalog.version:
         catalog.refresh(db)

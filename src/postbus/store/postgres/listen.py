@@ -151,7 +151,7 @@ class Notifier:
 
     def _send(self) -> None:
         self._next = max(self._next, time.monotonic()) + APART
-        self._db.post("notify")
+        self._db.ready().run("notify")
 
     def close(self) -> None:
         """Tell nothing more."""

@@ -36,7 +36,7 @@ from postbus.store.migrate import migrate
 from postbus.store.postgres import appending, foreign
 from postbus.store.postgres.claiming import claim_at_once
 from postbus.store.postgres.connection import Address, Database, put_schema, translate, translated
-from postbus.store.postgres.finishing import finish, report_at_once
+from postbus.store.postgres.finishing import Key, finish, plain_successes, report_at_once
 from postbus.store.postgres.inspection import holders, inspect, require_safe
 from postbus.store.postgres.leases import Marks, PostgresLeases
 from postbus.store.postgres.listen import Bell, Listener, Notifier
@@ -306,10 +306,11 @@ class PostgresStore(SqlStore):
         return [told.get(each.lease, Settled.APPLIED) for each in settlements]
 
     def report(self, reports: Sequence[Report]) -> list[Reported | LeaseLost | NotFound]:
-        if len({each[:2] for each in reports}) < len(reports):
+        plain = plain_successes(reports)
+        if not plain:
             return super().report(reports)
-        answers: dict[tuple[int, str], Reported | LeaseLost | NotFound] = {}
-        answers |= self._single(self._settler, lambda db, catalog: report_at_once(db, catalog, reports))
+        answers: dict[Key, Reported | LeaseLost | NotFound] = {}
+        answers |= self._single(self._settler, lambda db, catalog: report_at_once(db, catalog, plain))
         if rest := [each for each in reports if each[:2] not in answers]:
             answers |= zip((each[:2] for each in rest), super().report(rest), strict=True)
         self._ring()

@@ -427,6 +427,38 @@ BEGIN
      WHERE NOT EXISTS (SELECT 1 FROM postbus.routes AS r WHERE r.id = route);
 END $$;
 
+-- ── settling ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+-- Finish everything that simply worked, and return which. The epoch is the fence, and is in the DELETE itself: a row that
+-- another transaction has changed since is looked at again as it stands now. Rows are found one by one through the
+-- primary key and removed by their place, because any plan that joins the two tables might be made while the queue is
+-- short and kept when it is long.
+CREATE FUNCTION postbus.finish(
+    ids bigint[], epochs bigint[], took float8[], name text, worker text, moment timestamptz
+) RETURNS SETOF bigint LANGUAGE plpgsql VOLATILE
+    SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+BEGIN
+    RETURN QUERY WITH gone AS (
+        DELETE FROM postbus.deliveries AS d
+         USING (SELECT l.place, t.epoch, t.ms FROM unnest(ids, epochs, took) AS t (id, epoch, ms)
+                 CROSS JOIN LATERAL (SELECT v.ctid AS place FROM postbus.deliveries AS v
+                                      WHERE v.event_id = t.id AND v.subscription = name AND v.epoch = t.epoch
+                                     OFFSET 0) AS l
+                OFFSET 0) AS f
+         WHERE d.ctid = f.place AND d.epoch = f.epoch AND d.epoch > 0 AND d.state IN (0, 1)
+        RETURNING d.event_id, d.route, d.attempt, d.epoch, d.created_at, d.ready_at, d.claimed_at, d.retry_count, d.errors,
+                  f.ms)
+    INSERT INTO postbus.event_log (event_id, subscription, action, created_at, status, attempt, epoch, worker_id,
+                                   execution_time_ms, type, tags, priority, event_created_at, ready_at, claimed_at,
+                                   retry_count, errors)
+    SELECT g.event_id, name, 'COMPLETED', moment, 'COMPLETED', g.attempt, g.epoch, worker, g.ms, w.type, w.tags,
+           w.priority, g.created_at, g.ready_at, g.claimed_at, g.retry_count, g.errors
+      FROM gone AS g
+      LEFT JOIN LATERAL (SELECT r.type, r.tags, r.priority FROM postbus.routes AS r
+                          WHERE r.id = g.route LIMIT 1) AS w ON true
+    RETURNING event_log.event_id;
+END $$;
+
 INSERT INTO postbus.meta (key, value) VALUES
     ('schema_version', '0'), ('pruned_through', '0'), ('catalog', '1'), ('log_id', replace(gen_random_uuid()::text, '-', ''));
 INSERT INTO postbus.subscriptions (name, mode, patterns, tags, created_at)
