@@ -50,6 +50,7 @@ RUNS = [
     Run("doctor", "dead letters", 3),
     Run("check dead --crit 1", "CRITICAL", 3),
     Run("bench --seconds 0.1 --events 20", "delay at"),
+    Run("torture --list", "kill-worker"),
     Run("dlq list", "Discard"),
     Run("dlq show 1", "payment.due"),
     Run("dlq retry 1", "1 dead letter retried"),

@@ -74,7 +74,11 @@ class Cluster:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        self.start()
+        try:
+            self.start()
+        except subprocess.CalledProcessError:
+            self.remove()
+            raise
 
     @property
     def data(self) -> Path:

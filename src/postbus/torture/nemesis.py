@@ -24,7 +24,7 @@ from postbus.bus import EventBus
 from postbus.errors import PostbusError
 from postbus.torture.apart import Apart, bit_flip, power_loss, restored_backup
 from postbus.torture.checker import Verdict
-from postbus.torture.cluster import Bouncer
+from postbus.torture.cluster import Bouncer, Cluster
 from postbus.torture.crew import LEASE, PROJECTION, QUEUES
 from postbus.torture.history import FAIL, INVOKE, OK
 from postbus.torture.proxy import Cut, Proxy
@@ -402,9 +402,9 @@ def long_transaction(play: Play) -> None:
 
 @contextmanager
 def _small_disk(store: str, folder: Path) -> Generator[dict[str, Any]]:
-    size, place = ("48m" if store == "sqlite" else "160m"), folder.parent / f"{folder.name}-disk"
-    place.mkdir(parents=True, exist_ok=True)
-    mount = ["/bin/mount", "-t", "tmpfs", "-o", f"size={size},mode=0777", "postbus", str(place)]
+    del folder  # the way to a server's socket must be short
+    size, place = ("48m" if store == "sqlite" else "160m"), Path(tempfile.mkdtemp(prefix="postbus-disk-"))
+    mount = ["/bin/mount", "-t", "tmpfs", "-o", f"size={size},mode=0755", "postbus", str(place)]
     subprocess.run(mount, check=True, capture_output=True)
     try:
         yield {"within": place}
@@ -417,7 +417,7 @@ def _no_mount() -> str | None:
     if os.geteuid():
         return "it mounts a small disk, which needs root"
     try:
-        with tempfile.TemporaryDirectory() as folder, _small_disk("sqlite", Path(folder) / "probe"):
+        with _small_disk("sqlite", Path()):
             return None
     except (OSError, subprocess.CalledProcessError):
         return "no disk can be mounted here"
@@ -444,9 +444,19 @@ def disk_full(play: Play) -> None:
     play.note("there is room again")
     if store.cluster is not None:
         cluster = store.cluster
-        until(lambda: _answers(store) or not cluster.runs(), "the server recovers, or has ended for want of room")
-        if not cluster.runs():
-            cluster.start()
+        until(
+            lambda: _answers(store) or _started(cluster), "the server recovers, or starts, if it ended for want of room"
+        )
+
+
+def _started(cluster: Cluster) -> bool:
+    """Start a server that has ended; while one is about to recover, or to end, there is nothing to start."""
+    if cluster.runs():
+        return False
+    with suppress(subprocess.CalledProcessError):
+        cluster.start()
+        return True
+    return False
 
 
 def _answers(store: Store) -> bool:
