@@ -18,6 +18,7 @@ import apsw
 from postbus import EventBus, NewEvent
 from postbus.torture import checker
 from postbus.torture.history import OK, History, read
+from postbus.torture.stage import is_locked
 from tests.postgres.server import query
 
 __all__ = ["Child", "Nursery", "Trial", "until"]
@@ -46,14 +47,7 @@ def is_writing(url: str) -> bool:
     if not url.startswith("sqlite:"):
         # Whoever is at work, or has begun and waits to go on; one connection of ours is asking.
         return query(url, BUSY) != [(0,)]
-    probe = apsw.Connection(url.removeprefix("sqlite:///"))
-    try:
-        probe.execute("BEGIN IMMEDIATE; ROLLBACK")
-    except apsw.BusyError:
-        return True
-    finally:
-        probe.close()
-    return False
+    return is_locked(Path(url.removeprefix("sqlite:///")))
 
 
 class Child:

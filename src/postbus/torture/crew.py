@@ -33,7 +33,7 @@ from postbus.retry import RetryPolicy
 from postbus.store.contract import Transaction
 from postbus.torture.history import Abort, History, read
 
-__all__ = ["LEASE", "PROJECTION", "QUEUES", "READER", "TABLES", "play"]
+__all__ = ["LEASE", "PROJECTION", "QUEUES", "READER", "TABLES", "fork_for_each", "play"]
 
 Config = dict[str, Any]
 T = TypeVar("T")
@@ -441,15 +441,15 @@ def _grow_up(config: Config) -> None:
     os._exit(code)
 
 
-def main() -> None:
+def fork_for_each(grow_up: Callable[[Config], None]) -> None:
     """Fork a process for every configuration that comes in, and tell its id; end when nothing more can come."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the dead need not be buried one by one
     for line in _lines():
         pid = os.fork()
         if not pid:
-            _grow_up(json.loads(line))
+            grow_up(json.loads(line))
         os.write(1, f"{pid}\n".encode())
 
 
 if __name__ == "__main__":
-    main()
+    fork_for_each(_grow_up)

@@ -22,7 +22,7 @@ from postbus.torture.crew import QUEUES, TABLES
 from postbus.torture.history import Entry, History, read
 from postbus.torture.proxy import Proxy
 
-__all__ = ["Late", "Member", "Stage", "Store", "on_stage", "until"]
+__all__ = ["Late", "Member", "Stage", "Store", "is_locked", "on_stage", "until"]
 
 T = TypeVar("T")
 CREW: Final = {
@@ -130,14 +130,19 @@ class Store:
         """Return whether one of the crew (on a file: anybody) has a transaction open that others may wait for."""
         if not self.is_sqlite:
             return query(self.url, BUSY, name) != [(0,)]
-        probe = apsw.Connection(str(self.path))
-        try:
-            probe.execute("BEGIN IMMEDIATE; ROLLBACK")
-        except apsw.BusyError:
-            return True
-        finally:
-            probe.close()
-        return False
+        return is_locked(self.path)
+
+
+def is_locked(path: Path) -> bool:
+    """Return whether somebody writes to a SQLite file at this moment."""
+    probe = apsw.Connection(str(path))
+    try:
+        probe.execute("BEGIN IMMEDIATE; ROLLBACK")
+    except apsw.BusyError:
+        return True
+    finally:
+        probe.close()
+    return False
 
 
 @dataclass
