@@ -119,6 +119,10 @@ def _run_crew(
             database, mismatches = checker.with_lake(database, folder / "lake")
             play.found += mismatches
         verdicts = (*play.found, *check(history, database))
+    return replace(_counted(result, history, database), back=back, verdicts=verdicts), history
+
+
+def _counted(result: Result, history: list[Entry], database: Database) -> Result:
     executions = checker.executions(history)
     return replace(
         result,
@@ -126,9 +130,7 @@ def _run_crew(
         executions=len(executions),
         repeated=len(executions) - len({(each.event_id, each.subscription) for each in executions}),
         unknown=sum(each.kind == UNKNOWN for each in answers(history)),
-        back=back,
-        verdicts=verdicts,
-    ), history
+    )
 
 
 def soak(
@@ -167,8 +169,8 @@ def soak(
         database, mismatches = checker.with_lake(read(stage.store), folder / "lake")
         play.found += [*mismatches, *grown(samples)]
         verdicts = (*play.found, *check(history, database))
-    result = Result("soak", store, seed, strikes, time.monotonic() - began, len(database.events), back=back)
-    return replace(result, verdicts=verdicts), history
+    result = Result("soak", store, seed, strikes, time.monotonic() - began, back=back, verdicts=verdicts)
+    return _counted(result, history, database), history
 
 
 class Sample(NamedTuple):
