@@ -166,6 +166,7 @@ class EventBus:
         self._known_alive = False
         self._closing = False
         self._closer = 0
+        self._finished = False
         self._lock = threading.RLock()
         self._closed = threading.Event()
 
@@ -421,10 +422,13 @@ class EventBus:
         """
         with self._lock:
             first, self._closing = not self._closing, True
+            if first:
+                self._closer = threading.get_ident()
         if not first:
             # A signal handler may interrupt the very shutdown it asks for: that thread must not wait for itself.
-            return self._closer != threading.get_ident() and self._closed.wait()
-        self._closer = threading.get_ident()
+            if self._closer != threading.get_ident():
+                self._closed.wait()
+            return self._finished
         limit = self.settings.shutdown_timeout if timeout is None else timeout
         try:
             if self._upkeep is not None:
@@ -437,6 +441,7 @@ class EventBus:
                 self.store.forget_handlers(self._owner)
             if not done:
                 tell(logging.WARNING, "shutdown_incomplete", held=self._worker.held if self._worker else 0)
+            self._finished = done
         finally:
             self.store.close()
             self._alive.close()

@@ -306,6 +306,30 @@ def test_shutting_down_twice_is_safe(bus: EventBus, crew: Crew):
     assert bus.shutdown() is True
 
 
+def test_each_who_shuts_down_is_told_how_it_ended(make_bus: Callable[..., EventBus], crew: Crew):
+    """The thread that did it as much as another, which may bear the number of one that has ended (S1.14)."""
+    bus = make_bus()
+    bus.subscribe("*", lambda _: None)
+    bus.start()
+    assert [bus.shutdown(), bus.shutdown()] == [True, True]
+
+    late = make_bus(concurrency=1)
+    started, gate = threading.Event(), threading.Event()
+
+    @late.on("*")
+    def slow(_: Event) -> None:
+        started.set()
+        gate.wait(10)
+
+    late.publish("a")
+    late.start()
+    assert started.wait(10)
+    crew.start(lambda: late.shutdown(timeout=0.2), 3)
+    assert crew.join() == [False] * 3
+    assert late.shutdown() is False
+    gate.set()
+
+
 def test_shutdown_gives_up_after_its_timeout(make_bus: Callable[..., EventBus]):
     """It returns False in time; the event's lease ends by itself, so it is not lost (S1.14, I10)."""
     bus, other = make_bus(), make_bus()
