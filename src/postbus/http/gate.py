@@ -24,7 +24,7 @@ from postbus.loop import Loop
 from postbus.model import Action, Dead, Delivery, Done, DoneWithErrors, Event, LogEntry, Outcome, Retry, Status
 from postbus.observe import tell
 from postbus.payload import Draft
-from postbus.store.contract import Claim, Claimed, Report, Reported, Store
+from postbus.store.contract import Claim, Claimed, Report, Reported, Store, Watch
 
 __all__ = ["Gate"]
 
@@ -120,6 +120,25 @@ class Waiting:
         self.future: asyncio.Future[Claimed] = asyncio.get_running_loop().create_future()
 
 
+class _Attention:
+    """A watch that is looked at only while somebody wants to know: else each publish would wake a thread for nobody.
+
+    What changed meanwhile is told to the next who does.
+    """
+
+    def __init__(self, watch: Watch, wanted: threading.Event) -> None:
+        self._watch = watch
+        self._wanted = wanted
+
+    def wait(self, timeout: float) -> bool:
+        self._wanted.wait()
+        return self._watch.wait(timeout)
+
+    def wake(self) -> None:
+        self._wanted.set()
+        self._watch.wake()
+
+
 class Gate:
     """What the routes ask the store through. Opened on the event loop that serves them."""
 
@@ -134,6 +153,7 @@ class Gate:
         self._stirred: set[Any] = set()
         self._looking = False
         self._rung: asyncio.Future[None] | None = None
+        self._wanted = threading.Event()
         self.rings = 0
         """How often something may have changed."""
         self._draining = False
@@ -145,12 +165,14 @@ class Gate:
         watch = self.store.watch()
 
         def turn() -> float:
+            self._wanted.clear()
             self.rings += 1
-            if self._rooms or self._rung is not None:  # else nobody waits to be told
+            if self._rooms or self._rung is not None:  # looked at last: whoever comes from now on sets it again
+                self._wanted.set()
                 loop.call_soon_threadsafe(self._ring)
             return LOOK_EVERY
 
-        waking = Loop("http", turn, watch)
+        waking = Loop("http", turn, _Attention(watch, self._wanted))
         waking.start()
         try:
             yield
@@ -220,6 +242,7 @@ class Gate:
         self._stir({key})
         if wait <= 0:
             return await waiting.future
+        self._wanted.set()
         leaving = asyncio.ensure_future(gone())
         timer = loop.call_at(waiting.until, self._give_up, waiting)
         try:
@@ -316,6 +339,7 @@ class Gate:
         """Return when there were more `rings` than `since`, or after `timeout` seconds."""
         if self._rung is None:
             self._rung = asyncio.get_running_loop().create_future()
+        self._wanted.set()
         if self.rings <= since:  # looked at last: from now on a ring finds the one who waits
             await asyncio.wait({self._rung}, timeout=timeout)
 

@@ -39,17 +39,11 @@ def media_type(request: Request) -> str:
 
 async def read_body(request: Request, limit: int, seconds: float) -> bytes:
     """Return a body; refuse one that is too large before it is read whole, and one that comes too slowly."""
-    too_large = Refused(
-        "too-large",
-        413,
-        f"the body has more than {limit:,} bytes: store what is large elsewhere, and publish a reference to it",
-        headers={"connection": "close"},
-    )
     if (coding := request.headers.get("content-encoding", "identity").strip().lower()) != "identity":
         raise Refused("unsupported-media-type", 415, f"a body is sent as it is, not as {coding!r:.40}")
     announced = request.headers.get("content-length", "")
     if announced.isascii() and announced.isdigit() and int(announced[:20]) > limit:
-        raise too_large
+        raise _too_large(limit)
     parts: list[bytes] = []
     size = 0
     try:
@@ -57,13 +51,22 @@ async def read_body(request: Request, limit: int, seconds: float) -> bytes:
             async for part in request.stream():
                 size += len(part)
                 if size > limit:
-                    raise too_large
+                    raise _too_large(limit)
                 parts.append(part)
     except TimeoutError:
         raise Refused(
             "too-slow", 408, f"the body took more than {seconds:g} s to come", headers={"connection": "close"}
         ) from None
     return b"".join(parts)
+
+
+def _too_large(limit: int) -> Refused:
+    return Refused(
+        "too-large",
+        413,
+        f"the body has more than {limit:,} bytes: store what is large elsewhere, and publish a reference to it",
+        headers={"connection": "close"},
+    )
 
 
 async def read_json(request: Request, *, limit: int = MAX_PAYLOAD + ENVELOPE, seconds: float = 30.0) -> Any:

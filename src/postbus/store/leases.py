@@ -172,6 +172,9 @@ class Leases:
             return ()
         subscription = shares[0].claim.subscription
         first = epoch = self._draw(len(taken))
+        if len(taken) == len(shares):
+            self._lease_singly(shares, first)
+            return range(first, first + len(taken))
         leases: list[Row] = []
         for claim, end, rows in shares:
             ids = json_array(row[1] for row in rows)
@@ -180,6 +183,15 @@ class Leases:
         self._db.many("lease", leases)
         self._db.run("log_picked", (json_array(taken), subscription))
         return range(first, epoch)
+
+    def _lease_singly(self, shares: list[Share], first: int) -> None:
+        """Do so for claims that get one each: several times as fast as an array of one."""
+        now = self._now
+        for epoch, (claim, end, ((_, event_id, _, attempt, *_),)) in enumerate(shares, first):
+            name, worker = claim.subscription, claim.worker_id
+            self._put("lease_one", (end, epoch, now, worker, claim.owner, event_id, name))
+            self._put("log", (event_id, name, "PICKED", now, "PROCESSING", attempt + 1, epoch, worker, *_NOTHING))
+        self._flush()
 
     def _draw(self, count: int = 1) -> int:
         """Return the first of `count` epochs that nobody has had before."""
@@ -267,13 +279,17 @@ class Leases:
         results: list[Settled] = []
         for start in range(0, len(settlements), CHUNK):
             chunk = settlements[start : start + CHUNK]
-            held = self.held([each.lease for each in chunk])
-            drawn = sum(isinstance(each.outcome, Retry | Dead) for each in chunk if each.lease in held)
-            if drawn:
-                first = self._draw(drawn)
-                self._epochs = iter(range(first, first + drawn))
-            results += [self._settle_one(each, held.get(each.lease)) for each in chunk]
-            self._flush()
+            results += self.settle_held(chunk, self.held([each.lease for each in chunk]))
+        return results
+
+    def settle_held(self, settlements: Sequence[Settlement], held: dict[Lease, Held]) -> list[Settled]:
+        """Settle what the caller knows to be held, of this very transaction; no two of them are on one lease."""
+        drawn = sum(isinstance(each.outcome, Retry | Dead) for each in settlements if each.lease in held)
+        if drawn:
+            first = self._draw(drawn)
+            self._epochs = iter(range(first, first + drawn))
+        results = [self._settle_one(each, held.get(each.lease)) for each in settlements]
+        self._flush()
         return results
 
     def _settle_one(self, told: Settlement, row: Held | None) -> Settled:

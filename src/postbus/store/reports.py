@@ -65,7 +65,7 @@ class Reports:
             told = Settlement(lease, outcome, each.worker_id, each.status_code, each.execution_time_ms)
             settlements.append(told)
             answers.append(self._reported(told, row, policy))
-        self._leases.settle(settlements)
+        self._leases.settle_held(settlements, held)
         return answers
 
     def _lease(self, report: Report) -> Lease | None:

@@ -113,6 +113,11 @@ UPDATE deliveries SET state = 1, tried = 1, due_at = ?3, epoch = ?4 + taken.key,
   FROM json_each(?1) AS taken
  WHERE deliveries.event_id = taken.value AND deliveries.subscription = ?2;
 
+-- name: lease_one
+UPDATE deliveries SET state = 1, tried = 1, due_at = ?, epoch = ?, attempt = attempt + 1, claimed_at = ?3,
+       updated_at = ?3, worker_id = ?, owner = ?
+ WHERE event_id = ? AND subscription = ?;
+
 -- name: log_picked
 INSERT INTO event_log (event_id, subscription, action, created_at, status, attempt, epoch, worker_id)
 SELECT d.event_id, d.subscription, 'PICKED', d.claimed_at, 'PROCESSING', d.attempt, d.epoch, d.worker_id
