@@ -26,11 +26,14 @@ def pytest_unconfigure() -> None:
 
 
 class Scheduling(LoadScopeScheduling):
-    """Deals tests out file by file, but all of Spark's to one process: several Sparks at once are slower than one."""
+    """Deals tests out file by file, but all of Spark's to one process: several Sparks at once are slower than one.
+
+    Not those of torture, whose drivers are processes of their own.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
-        return "spark" if "/spark/" in file or "pipeline" in nodeid else file
+        return "spark" if ("/spark/" in file and "torture" not in file) or "pipeline" in nodeid else file
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:

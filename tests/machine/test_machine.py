@@ -274,7 +274,7 @@ def run(kind: str, examples: int, steps: int) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_random_histories_agree_with_the_model(kind: str):
     """Publish, claim, extend, settle, reset, restart in any order: store and dict agree (I3, I7, I8, I9, I12, I13)."""
-    run(kind, examples={"sqlite": 250, "postgres": 50}[kind], steps=40)
+    run(kind, examples={"sqlite": 120, "postgres": 25}[kind], steps=40)
 
 
 @pytest.mark.slow

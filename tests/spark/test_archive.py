@@ -16,7 +16,7 @@ from postbus.spark.archive import Bound, archive, bounds
 from postbus.spark.lake import ingest
 from postbus.spark.replay import union
 from postbus.store.contract import Settlement
-from tests.kinds import on_sqlite
+from tests.kinds import mostly_on_sqlite, on_sqlite
 
 NOW = timedelta(0)
 NEVER = timedelta(days=36_500)
@@ -40,6 +40,7 @@ def ids(frame: Any) -> list[int]:
     return sorted(row[0] for row in frame.select("id").collect())
 
 
+@mostly_on_sqlite
 def test_what_is_archived_leaves_the_tables(spark: SparkSession, bus: EventBus, url: str, tmp_path: Path):
     """Dead and unfinished ones stay, and hold nothing back; lake and table are the whole (P.5, S3.14, I14)."""
     lake = Lake(tmp_path / "lake")

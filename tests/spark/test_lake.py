@@ -58,6 +58,7 @@ def check(spark: SparkSession, url: str, lake: Lake) -> None:
         assert sum(each.rows for each in entries) == len(expected)
 
 
+@mostly_on_sqlite
 def test_the_lake_is_the_log(spark: SparkSession, bus: EventBus, url: str, tmp_path: Path):
     """Ingested in segments, then again with what is new, then with nothing new (P.3, I15)."""
     lake, seen = Lake(tmp_path / "lake"), list[Progress]()
