@@ -146,7 +146,7 @@ def _soak(stores: list[str], seed: str, seconds: float, report: Path | None) -> 
     for store in stores:
         folder = (place / f"soak-{store}-{seed}").absolute()
         with doing(f"a soak of {seconds:,.0f} s on {store}"):
-            result, history = soak(store, seed, folder, seconds)
+            result, history = soak(store, seed, folder, seconds, say)
         told = page(result, history, "Strike now here, now there", "every promise, and nothing grows")
         Path(f"{folder}.html").write_text(told)
         say(f"the timeline: {folder}.html", style="dim")

@@ -6,7 +6,7 @@ import shutil
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -45,6 +45,8 @@ class Result:
     back: float = 0.0
     """The longest, in seconds, that it took until everybody was at work again."""
     verdicts: tuple[Verdict, ...] = ()
+    samples: "tuple[Sample, ...]" = ()
+    """Of a soak: what was taken up, every few minutes."""
 
     @property
     def is_clean(self) -> bool:
@@ -145,20 +147,20 @@ def soak(
     faults = [each for each in FAULTS.values() if each.fits(store)]
     samples: list[Sample] = []
     strikes, back = 0, 0.0
-    with on_stage(store, seed, folder, http=True, pace=0.1) as (stage, doors):
+    with on_stage(store, seed, folder, http=True, pace=0.5) as (stage, doors):
         play = Play(stage, chance, doors)
         archive_at = began + ARCHIVE_EVERY
         try:
             while (left := began + seconds - time.monotonic()) > 0:
                 time.sleep(min(left, chance.uniform(5, 40)))
                 fault = chance.choice(faults)
-                told(fault.name)
                 fault.strike(play)
                 strikes, back = strikes + 1, max(back, stage.await_progress())
                 if time.monotonic() > archive_at:
-                    told("archive")
                     archive(stage)
                     samples.append(sample(stage))
+                    since, (memory, tables) = time.monotonic() - began, samples[-1]
+                    told(f"{since:,.0f} s, {strikes} strikes: memory {memory:,} bytes, tables {tables:,}")
                     archive_at = time.monotonic() + ARCHIVE_EVERY
             stage.finish()
             archive(stage)
@@ -170,7 +172,7 @@ def soak(
         play.found += [*mismatches, *grown(samples)]
         verdicts = (*play.found, *check(history, database))
     result = Result("soak", store, seed, strikes, time.monotonic() - began, back=back, verdicts=verdicts)
-    return _counted(result, history, database), history
+    return replace(_counted(result, history, database), samples=tuple(samples)), history
 
 
 class Sample(NamedTuple):
@@ -182,9 +184,10 @@ class Sample(NamedTuple):
 
 def sample(stage: Stage) -> Sample:
     """Take one."""
-    pages = sum(
-        int(Path(f"/proc/{each.pid}/statm").read_text().split()[1]) for each in stage.crew.values() if each.runs()
-    )
+    pages = 0
+    for each in stage.crew.values():
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            pages += int(Path(f"/proc/{each.pid}/statm").read_text().split()[1])
     return Sample(pages * resource.getpagesize(), stage.store.size())
 
 
