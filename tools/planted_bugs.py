@@ -23,7 +23,10 @@ FAILED, FINDINGS = 1, 3
 
 @dataclass(frozen=True)
 class Bug:
-    """A line of `file`, what becomes of it, and what must notice: a fault with a store and trials, or a test."""
+    """A line of `file`, what becomes of it, and what must notice it.
+
+    That is a fault with a store and trials, a soak with a store and seconds, or a test.
+    """
 
     name: str
     file: str
@@ -218,6 +221,14 @@ BUGS = (
         "calm sqlite 1",
         "What is completed stays to be done",
     ),
+    Bug(
+        "pruned-and-kept",
+        "store/pruning.py",
+        "removed = self._db.count(names.remove, (after, reached)) if count else 0",
+        "removed = self._db.count(names.remove, (after, after)) if count else 0",
+        "soak sqlite 560",
+        "What was archived is no longer read, and stays in the tables all the same",
+    ),
 )
 
 
@@ -248,8 +259,9 @@ def try_one(bug: Bug) -> dict[str, Any]:
             )
             caught = ended.returncode == FAILED
         else:
-            fault, store, trials = bug.caught_by.split()
-            asked = ["torture", fault, "--store", store, "--trials", trials, "--report", "report", "-o", "json"]
+            fault, store, number = bug.caught_by.split()
+            what = ["--soak", number] if fault == "soak" else [fault, "--trials", number]
+            asked = ["torture", *what, "--store", store, "--report", "report", "-o", "json"]
             ended = run(source, folder, "-c", "from postbus.cli import main; main()", *asked)
             caught = ended.returncode == FINDINGS
             told = json.loads(ended.stdout) if caught else []

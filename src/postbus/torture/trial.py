@@ -22,9 +22,11 @@ from postbus.torture.stage import Late, Stage, Store, on_stage, until
 __all__ = ["Result", "check", "run", "soak"]
 
 ARCHIVE_EVERY: Final = 300.0
-"""Seconds between prunings in a soak."""
+"""Seconds between prunings in a soak; less in a short one, so that there are a few of them."""
 FEWEST: Final = 5
 """Of fewer samples than this nobody can tell whether something grows."""
+SHORTEST: Final = 60.0
+"""What Spark takes to prune, and some."""
 
 
 @dataclass(frozen=True)
@@ -147,9 +149,10 @@ def soak(
     faults = [each for each in FAULTS.values() if each.fits(store)]
     samples: list[Sample] = []
     strikes, back = 0, 0.0
+    every = min(ARCHIVE_EVERY, max(SHORTEST, seconds / (FEWEST + 2)))
     with on_stage(store, seed, folder, http=True, pace=0.5) as (stage, doors):
         play = Play(stage, chance, doors)
-        archive_at = began + ARCHIVE_EVERY
+        archive_at = began + every
         try:
             while (left := began + seconds - time.monotonic()) > 0:
                 time.sleep(min(left, chance.uniform(5, 40)))
@@ -161,7 +164,7 @@ def soak(
                     samples.append(sample(stage))
                     since, (memory, tables) = time.monotonic() - began, samples[-1]
                     told(f"{since:,.0f} s, {strikes} strikes: memory {memory:,} bytes, tables {tables:,}")
-                    archive_at = time.monotonic() + ARCHIVE_EVERY
+                    archive_at = time.monotonic() + every
             stage.finish()
             archive(stage)
         except Late as late:
