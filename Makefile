@@ -7,7 +7,7 @@ ARGS   ?=
 COMMA  := ,
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench prove torture audit fuzz format docs site clean
+.PHONY: help demo test check bench capacity prove torture audit fuzz format docs site clean
 .DELETE_ON_ERROR:
 
 help:  ## Show this list
@@ -33,6 +33,9 @@ check: $(VENV)/.dev  ## Lint, format, types, layers, and generated pages: change
 
 bench: $(VENV)/.bench bench/node/node_modules/.ready  ## Measure postbus and its peers side by side
 	@$(BIN)/python -m bench $(ARGS)
+
+capacity: $(VENV)/.bench  ## Count what an event costs at three sizes of the log (docs/capacity.md)
+	@$(BIN)/python -m bench.capacity $(ARGS)
 
 prove: $(VENV)/.dev  ## Run the long trials: crashes, power loss, poison
 	@$(BIN)/pytest -q -m slow --timeout=3600 $(ARGS)

@@ -65,7 +65,8 @@ BUGS = (
         "acknowledged-uncommitted",
         "store/committer.py",
         "            connection.rollback()\n            raise\n        return results",
-        "            connection.rollback()\n        return results",
+        "            connection.rollback()\n            if 'results' not in locals():\n                raise\n"
+        "        return results",
         "disk-full sqlite 3",
         "A commit that failed is acknowledged all the same",
     ),
