@@ -145,10 +145,9 @@ Costs = Mapping[tuple[str, int], Mapping[str, float]]
 
 def tables(costs: Costs, sizes: Sequence[int], facts: Mapping[str, Any], when: datetime) -> str:
     """Return the figures as Markdown, and what follows from them."""
-    parts = [
-        f"Measured on {when:%Y-%m-%d}, {facts['cores']} cores ({facts['cpu']}), fsync {facts['fsync_ms']:.2f} ms, load "
-        f"{facts['load']:.1f}; Python {facts['python']}, SQLite {facts['sqlite_of_apsw']}, PostgreSQL {facts['postgres']}."
-    ]
+    where = f"{facts['cores']} cores ({facts['cpu']}), fsync {facts['fsync_ms']:.2f} ms, load {facts['load']:.1f}"
+    what = f"Python {facts['python']}, SQLite {facts['sqlite_of_apsw']}, PostgreSQL {facts['postgres']}"
+    parts = [f"Measured on {when:%Y-%m-%d}, {where}; {what}."]
     for store, title in STORES.items():
         server = store == "postgres"
         head = ["completed events in the log", "step", "CPU of the client", *(["CPU of the server"] if server else [])]
@@ -169,22 +168,21 @@ def _held(store: str, costs: Sequence[Mapping[str, float]]) -> str:
     """Say what follows, from the largest size."""
     last = costs[-1]
     disk = ", ".join(f"{each['disk']:,.0f}" for each in costs)
-    lines = [
-        f"- **Disk**: {last['disk']:,.0f} bytes for a completed event with its two audit rows and all indexes "
-        f"({disk} at the sizes above): {100e9 / last['disk'] / 1e6:,.0f} million in 100 GB, before anything is archived."
-    ]
-    written = last["batch bytes"] + last["handle bytes"], last["one bytes"] + last["handle bytes"]
-    lines.append(
-        f"- **Written**: {written[0]:,.0f} bytes for each event published in batches and handled, {written[1]:,.0f} for "
-        f"one published singly: at 1,000 events a second {written[0] / 1e3:,.1f} to {written[1] / 1e3:,.1f} MB a second."
-    )
+    millions = 100e9 / last["disk"] / 1e6
+    few, many = last["batch bytes"] + last["handle bytes"], last["one bytes"] + last["handle bytes"]
     client = last["batch cpu"] + last["handle cpu"]
+    lines = [
+        f"- **Disk**: {last['disk']:,.0f} bytes for a completed event with its two audit rows and all indexes ({disk} at "
+        + f"the sizes above): {millions:,.0f} million in 100 GB, before anything is archived.",
+        f"- **Written**: {few:,.0f} bytes for each event published in batches and handled, {many:,.0f} for one published "
+        + f"singly: at 1,000 events a second {few / 1e3:,.1f} to {many / 1e3:,.1f} MB a second.",
+    ]
     lines.append(f"- **Python**: one core publishes in batches and handles {1 / client:,.0f} events a second.")
     if store == "postgres":
         core = last["batch server"] + last["handle server"]
         lines.append(
-            f"- **The server**: one core of it serves {1 / core:,.0f} events a second, published in batches and handled, "
-            f"so that it keeps {client / core:,.1f} cores of Python busy."
+            f"- **The server**: one core of it serves {1 / core:,.0f} events a second, published in batches and "
+            f"handled, so that it keeps {client / core:,.1f} cores of Python busy."
         )
     return "\n".join(lines)
 
