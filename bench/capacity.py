@@ -172,12 +172,16 @@ def _held(store: str, costs: Sequence[Mapping[str, float]]) -> str:
     few, many = last["batch bytes"] + last["handle bytes"], last["one bytes"] + last["handle bytes"]
     client = last["batch cpu"] + last["handle cpu"]
     lines = [
-        f"- **Disk**: {last['disk']:,.0f} bytes for a completed event with its two audit rows and all indexes ({disk} at "
-        + f"the sizes above): {millions:,.0f} million in 100 GB, before anything is archived.",
-        f"- **Written**: {few:,.0f} bytes for each event published in batches and handled, {many:,.0f} for one published "
-        + f"singly: at 1,000 events a second {few / 1e3:,.1f} to {many / 1e3:,.1f} MB a second.",
+        (
+            f"- **Disk**: {last['disk']:,.0f} bytes for a completed event with its two audit rows and all indexes "
+            f"({disk} at the sizes above): {millions:,.0f} million in 100 GB, before anything is archived."
+        ),
+        (
+            f"- **Written**: {few:,.0f} bytes for each event published in batches and handled, {many:,.0f} for one "
+            f"published singly: at 1,000 events a second {few / 1e3:,.1f} to {many / 1e3:,.1f} MB a second."
+        ),
+        f"- **Python**: one core publishes in batches and handles {1 / client:,.0f} events a second.",
     ]
-    lines.append(f"- **Python**: one core publishes in batches and handles {1 / client:,.0f} events a second.")
     if store == "postgres":
         core = last["batch server"] + last["handle server"]
         lines.append(

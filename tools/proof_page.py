@@ -23,6 +23,13 @@ PLANTED: Final = ROOT / "docs" / "planted-bugs.json"
 BEGIN: Final = "<!-- trials: written by tools/proof_page.py -->"
 END: Final = "<!-- end of trials -->"
 SHOWN: Final = ("lost", "duplicate", "reordered", "stuck")
+ROWS: Final = [
+    *((fault.name, f"{fault.what}. *{fault.holds}*", store) for fault in FAULTS.values() for store in fault.stores),
+    *(
+        ("soak", "Strike now here, now there. *Every promise holds, and neither memory nor tables grow*", store)
+        for store in ("sqlite", "postgres")
+    ),
+]
 
 
 def take_in(files: list[Path]) -> None:
@@ -33,7 +40,7 @@ def take_in(files: list[Path]) -> None:
         for run in json.loads(file.read_text()):
             found.setdefault(f"{run['fault']} {run['store']}", []).append(run)
         rows |= {key: summed(runs) for key, runs in found.items()}
-    order = [f"{fault.name} {store}" for fault in FAULTS.values() for store in fault.stores]
+    order = [f"{name} {store}" for name, _, store in ROWS]
     PROOF.write_text(json.dumps({key: rows[key] for key in order if key in rows}, indent=1) + "\n")
 
 
@@ -44,7 +51,10 @@ def summed(runs: list[dict[str, Any]]) -> dict[str, Any]:
     }
     rules = Counter[str](verdict[0] for run in runs for verdict in run["verdicts"])
     slowest = round(max(run["back"] for run in runs), 1)
-    return {**counts, "back": slowest, "verdicts": dict(rules), "on": f"{datetime.now(UTC):%Y-%m-%d}"}
+    samples = [sample for run in runs for sample in run["samples"]]
+    hours = round(sum(run["seconds"] for run in runs) / 3_600, 2)
+    more = {"back": slowest, "verdicts": dict(rules), "on": f"{datetime.now(UTC):%Y-%m-%d}", "hours": hours}
+    return {**counts, **more, **({"samples": samples} if samples else {})}
 
 
 def trials() -> Iterator[str]:
@@ -55,22 +65,36 @@ def trials() -> Iterator[str]:
         "| lost | dup. | reord. | stuck | other | back after |"
     )
     yield "|---|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|"
-    for fault in FAULTS.values():
-        for store in fault.stores:
-            told = f"| `{fault.name}` | {fault.what}. *{fault.holds}* | {store} |"
-            row = rows.get(f"{fault.name} {store}")
-            if row is None:
-                yield f"{told} not run | | | | | | | | | |"
-                continue
-            rules = Counter[str](row["verdicts"])
-            other = sum(rules.values()) - sum(rules[rule] for rule in SHOWN)
-            counts = [row[name] for name in ("strikes", "events", "repeated", "unknown")]
-            counts += [*(rules[rule] for rule in SHOWN), other]
-            yield f"{told} {' | '.join(f'{count:,}' for count in counts)} | {row['back']:.1f} s |"
+    for name, what, store in ROWS:
+        told = f"| `{name}` | {what} | {store} |"
+        row = rows.get(f"{name} {store}")
+        if row is None:
+            yield f"{told} not run | | | | | | | | | |"
+            continue
+        rules = Counter[str](row["verdicts"])
+        other = sum(rules.values()) - sum(rules[rule] for rule in SHOWN)
+        counts = [row[name] for name in ("strikes", "events", "repeated", "unknown")]
+        counts += [*(rules[rule] for rule in SHOWN), other]
+        yield f"{told} {' | '.join(f'{count:,}' for count in counts)} | {row['back']:.1f} s |"
     kept = [row for row in rows.values() if not row["verdicts"]]
     events, strikes = (sum(row[name] for row in rows.values()) for name in ("events", "strikes"))
     yield ""
-    yield f"{strikes:,} trials with {events:,} events in {len(rows)} rows, of which {len(kept)} broke no promise."
+    hours = sum(row["hours"] for row in rows.values())
+    yield (
+        f"{strikes:,} trials with {events:,} events in {len(rows)} rows and {hours:,.1f} hours; "
+        f"in {len(kept)} of the rows no promise was broken."
+    )
+    yield from soaks(rows)
+
+
+def soaks(rows: dict[str, dict[str, Any]]) -> Iterator[str]:
+    """Yield what soaks took up, from the first to the last look."""
+    for key, row in rows.items():
+        if samples := row.get("samples"):
+            memory, tables = ([f"{sample[place] / 1e6:,.1f}" for sample in samples] for place in (0, 1))
+            yield ""
+            yield f"`{key}`, {row['hours']:.1f} hours: memory of the whole crew {', '.join(memory)} MB; "
+            yield f"tables, each time after pruning, {', '.join(tables)} MB."
 
 
 def planted() -> Iterator[str]:
