@@ -37,17 +37,40 @@ LOOK_EVERY: Final = 1.0
 LOOK_AGAIN: Final = 0.01
 
 
+class Hand:
+    """A thread that does what it is given, one thing after the other. A pool of one would take twice the time."""
+
+    def __init__(self, name: str) -> None:
+        """Begin with nothing to do."""
+        self._name = name
+        self._given: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name=f"postbus-{name}", daemon=True)
+        self._thread.start()
+
+    def give(self, work: Callable[[], None]) -> None:
+        """Have it done next."""
+        self._given.put(work)
+
+    def _work(self) -> None:
+        while (work := self._given.get()) is not None:
+            try:
+                work()
+            except Exception as error:  # noqa: BLE001  whoever comes next is served all the same
+                tell(logging.ERROR, "http_failed", error=error, thread=self._name)
+
+    def close(self) -> None:
+        """Do what is left, and no more."""
+        self._given.put(None)
+        self._thread.join()
+
+
 class Lane(Generic[A, R]):
     """Asks the store for many at once, in a thread of its own; whatever comes meanwhile goes together next."""
 
     def __init__(self, name: str, run: Callable[[list[A]], Sequence[R | Exception]]) -> None:
         """Bring what is asked to `run`, which answers each in order, with an error if it is to be raised."""
         self._run = run
-        self._given: SimpleQueue[tuple[asyncio.AbstractEventLoop, list[tuple[A, asyncio.Future[R]]]] | None] = (
-            SimpleQueue()
-        )
-        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
-        self._thread.start()
+        self._hand = Hand(name)
         self._waiting: deque[tuple[A, asyncio.Future[R]]] = deque()
         self._busy = False
 
@@ -65,13 +88,11 @@ class Lane(Generic[A, R]):
         batch = [self._waiting.popleft() for _ in range(min(MOST, len(self._waiting)))]
         self._busy = bool(batch)
         if batch:
-            self._given.put((loop, batch))
+            self._hand.give(partial(self._bring, loop, batch))
 
-    def _work(self) -> None:
-        while (given := self._given.get()) is not None:
-            loop, batch = given
-            answers = self._answers([item for item, _ in batch])
-            loop.call_soon_threadsafe(self._finish, loop, batch, answers)
+    def _bring(self, loop: asyncio.AbstractEventLoop, batch: list[tuple[A, asyncio.Future[R]]]) -> None:
+        answers = self._answers([item for item, _ in batch])
+        loop.call_soon_threadsafe(self._finish, loop, batch, answers)
 
     def _answers(self, items: list[A]) -> Sequence[R | Exception]:
         """Return an answer for each; one that is wrong in itself must not harm its neighbours, so each is asked alone.
@@ -104,8 +125,7 @@ class Lane(Generic[A, R]):
 
     def close(self) -> None:
         """Take no more."""
-        self._given.put(None)
-        self._thread.join()
+        self._hand.close()
 
 
 class Waiting:
@@ -145,9 +165,9 @@ class Gate:
     def __init__(self, store: Store) -> None:
         """Work on a store that is open."""
         self.store = store
-        self._publishing: Lane[list[Draft], list[Event]] = Lane("postbus-publish", self._publish)
-        self._reporting: Lane[Report, Reported] = Lane("postbus-report", self._report)
-        self._claiming = ThreadPoolExecutor(1, "postbus-claim")
+        self._publishing: Lane[list[Draft], list[Event]] = Lane("publish", self._publish)
+        self._reporting: Lane[Report, Reported] = Lane("report", self._report)
+        self._claiming = Hand("claim")
         self._readers = ThreadPoolExecutor(READERS, "postbus-read")
         self._rooms: defaultdict[Any, deque[Waiting]] = defaultdict(deque)
         self._stirred: set[Any] = set()
@@ -182,10 +202,9 @@ class Gate:
             watch.close()
             while self._looking:  # noqa: ASYNC110  for a moment, once
                 await asyncio.sleep(LOOK_AGAIN)
-            for part in (self._publishing, self._reporting):
+            for part in (self._publishing, self._reporting, self._claiming):
                 await asyncio.to_thread(part.close)
-            for threads in (self._claiming, self._readers):
-                await asyncio.to_thread(threads.shutdown)
+            await asyncio.to_thread(self._readers.shutdown)
 
     def drain(self) -> None:
         """Let nobody wait any longer: the server is about to end."""
@@ -280,7 +299,7 @@ class Gate:
         self._looking = bool(asked)
         if asked:
             loop = asyncio.get_running_loop()
-            self._claiming.submit(self._claim_all, loop, asked)
+            self._claiming.give(partial(self._claim_all, loop, asked))
 
     def _claim_all(self, loop: asyncio.AbstractEventLoop, asked: list[tuple[Any, Waiting]]) -> None:
         answers = self._claimed([each.claim for _, each in asked])
@@ -316,7 +335,7 @@ class Gate:
     def _give_back(self, claim: Claim, deliveries: Sequence[Delivery]) -> None:
         """Hand back what nobody is there any more to take."""
         if deliveries:
-            self._claiming.submit(self._release, claim, deliveries)
+            self._claiming.give(partial(self._release, claim, deliveries))
 
     def _release(self, claim: Claim, deliveries: Sequence[Delivery]) -> None:
         try:

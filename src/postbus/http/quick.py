@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl
 
 from fastapi import Request
+from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from postbus.errors import PostbusError
@@ -25,6 +26,31 @@ _ENDED: Final = re.compile(r"/events/([1-9][0-9]{0,17})/(complete|fail)", re.ASC
 _NUMBER: Final = re.compile(r"[0-9]{1,7}(?:\.[0-9]{1,6})?", re.ASCII)
 _TEXTS: Final = {"worker_id": LONGEST_NAME, "subscription": LONGEST_NAME, "tags": LONGEST_LIST, "types": LONGEST_LIST}
 _BOUNDS: Final = {"wait": (0.0, LONGEST_WAIT), "limit": (1, MOST_CLAIMED), "lease": (0.1, 9_999_999.0)}
+
+
+class _Headers(Headers):
+    """Headers that are looked up, where Starlette's are gone through for each name that is asked for."""
+
+    def __init__(self, scope: Scope) -> None:
+        super().__init__(scope=scope)
+        given = reversed(scope["headers"])  # of several with one name the first counts, as there
+        self._known = {name.decode("latin-1"): value.decode("latin-1") for name, value in given}
+
+    def __getitem__(self, key: str) -> str:
+        return self._known[key.lower()]
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and key.lower() in self._known
+
+
+class _Request(Request):
+    """A request with such headers."""
+
+    @property
+    def headers(self) -> Headers:
+        if not hasattr(self, "_headers"):
+            self._headers = _Headers(self.scope)
+        return self._headers
 
 
 class Route(NamedTuple):
@@ -89,7 +115,7 @@ def _asked(query: bytes) -> dict[str, Any] | None:
 async def serve(scope: Scope, receive: Receive, send: Send) -> None:
     """Serve a request that was found."""
     call: Call = scope[CALL]
-    request = Request(scope, receive)
+    request = _Request(scope, receive)
     try:
         await authorise(request, call.scope)
         response = await call.endpoint(request, **call.given)
