@@ -71,7 +71,7 @@ def torture(
     LOST to OTHER count broken promises, and should be 0. REPEATED are executions after an event's first, each with a
     recorded cause; UNKNOWN are calls that got no answer. BACK AFTER is the longest until all were at work again.
 
-    A soak strikes every 5 to 40 seconds, brings the log into a lake and prunes it every 5 minutes (that needs Spark),
+    A soak strikes every 5 to 40 seconds, brings the log into a lake and prunes it every 15 minutes (that needs Spark),
     and also checks that neither memory nor tables grow.
 
     Exit code 3 if a promise was broken: the run's history then stays, and its seed replays its schedule.

@@ -21,7 +21,7 @@ from postbus.torture.stage import Late, Stage, Store, on_stage, until
 
 __all__ = ["Result", "check", "run", "soak"]
 
-ARCHIVE_EVERY: Final = 300.0
+ARCHIVE_EVERY: Final = 900.0
 """Seconds between prunings in a soak; less in a short one, so that there are a few of them."""
 FEWEST: Final = 5
 """Of fewer samples than this nobody can tell whether something grows."""
