@@ -1,5 +1,6 @@
 """Pruning: what is done with goes, what somebody needs stays, and nobody is cut off unawares."""
 
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from random import Random
@@ -206,38 +207,45 @@ def test_a_position_in_another_log_still_holds(op: Operator):
         op.store.prune(Stream.EVENTS, after=0, through=events[-1])
 
 
-def test_a_stream_that_begins_while_the_log_is_pruned_stops_that(
-    site: Site, crew: Crew, eventually: Callable[..., object]
-):
-    """From the moment it is there, nothing more goes that it has not seen (I14, P.5)."""
-    op = Operator(site.open(), site.clock)
-    events = worked(op, 400)
+def prune_beside(store: Store, events: list[int], come: Callable[[], object], crew: Crew) -> None:
+    """Have the first half of events pruned, one a step, while somebody comes, and then the second half."""
+    half, there = events[len(events) // 2], threading.Event()
+    store.prune(Stream.EVENTS, after=0, through=half, limit=20)
 
     def cut() -> None:
-        with pytest.raises(Conflict, match="'late'"):
-            prune(op.store, events[-1], limit=1)
+        prune(store, half, limit=1)
+        assert there.wait(60)
+        store.prune(Stream.EVENTS, after=half, through=events[-1])
 
-    other = site.open()
     crew.start(cut)
-    eventually(lambda: other.span(Stream.EVENTS).pruned >= events[20])
-    other.consumer("late", Stream.EVENTS, 0)
-    pruned = other.span(Stream.EVENTS).pruned
-    crew.join()
-    assert other.span(Stream.EVENTS).pruned == pruned < events[-1]
-    assert there(op) == [event for event in events if event > pruned]
+    come()
+    there.set()
+    crew.join(60)
 
 
-def test_a_queue_made_while_the_log_is_pruned_gets_what_is_left(
-    site: Site, crew: Crew, eventually: Callable[..., object]
-):
+def test_a_stream_that_begins_while_the_log_is_pruned_stops_that(site: Site, crew: Crew):
+    """From the moment it is there, nothing more goes that it has not seen (I14, P.5)."""
+    op = Operator(site.open(), site.clock)
+    events, other = worked(op, 400), site.open()
+    pruned: list[int] = []
+
+    def come() -> None:
+        other.consumer("late", Stream.EVENTS, 0)
+        pruned.append(other.span(Stream.EVENTS).pruned)
+
+    with pytest.raises(Conflict, match="'late'"):
+        prune_beside(op.store, events, come, crew)
+    assert [other.span(Stream.EVENTS).pruned] == pruned
+    assert pruned[0] <= events[200]
+    assert there(op) == [event for event in events if event > pruned[0]]
+
+
+def test_a_queue_made_while_the_log_is_pruned_gets_what_is_left(site: Site, crew: Crew):
     """Each of its deliveries has its event, and keeps it (I14, P.5)."""
     op = Operator(site.open(), site.clock)
     events = worked(op, 400)
     other = Operator(site.open(), site.clock)
-    crew.start(lambda: prune(op.store, events[-1], limit=1))
-    eventually(lambda: other.store.span(Stream.EVENTS).pruned >= events[20])
-    other.subscription("late", start="beginning")
-    crew.join(60)
+    prune_beside(op.store, events, lambda: other.subscription("late", start="beginning"), crew)
     left = there(other)
     assert sorted(ids(other.take_all("late"))) == left
     assert other.dead(subscription="late").total == 0
