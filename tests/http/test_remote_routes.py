@@ -1,5 +1,6 @@
 """The routes that a remote store asks: what they take, what they refuse, and when they answer."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,15 @@ def test_whoever_waits_is_woken_by_a_change(server: Served, crew: Crew):
     server.publish(type="a")
     (told,) = crew.join(20)
     assert told > rings
+
+
+def test_where_nobody_waits_nobody_is_woken(server: Served):
+    """A publish costs no thread's waking; whoever waits next is told of it all the same, at once or a moment later."""
+    rings = server.http.get("/wake").json()["rings"]
+    time.sleep(1.5)  # longer than it takes to look again
+    server.publish(type="a")
+    assert server.http.get("/wake").json()["rings"] == rings
+    assert server.http.get("/wake", params={"since": rings, "wait": 30}).json()["rings"] > rings
 
 
 def test_settlements_are_answered_one_by_one(server: Served):
