@@ -14,6 +14,7 @@ from tests.kinds import KINDS
 from tests.postgres.server import stop_server
 
 LONGEST = 10.0
+LONG = ("spark/test_torture", "/spark/", "pipeline", "/torture/", "/machine/", "/dashboard/", "/crash/")
 
 settings.register_profile("here", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", parent=settings.get_profile("here"), derandomize=True)
@@ -36,8 +37,14 @@ class Scheduling(LoadScopeScheduling):
         return "spark" if ("/spark/" in file and "torture" not in file) or "pipeline" in nodeid else file
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what takes longest, so that nobody waits for it at the end."""
+    items.sort(key=lambda item: next((at for at, part in enumerate(LONG) if part in item.nodeid), len(LONG)))
+
+
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
-    """Have the tests dealt out by it."""
+    """Have the tests dealt out by it, in the order in which they were put."""
+    config.option.loadscopereorder = False
     return Scheduling(config, log)
 
 

@@ -41,8 +41,9 @@ BUSY: Final = """
 """
 SIZE: Final = """
     SELECT sum(pg_total_relation_size(oid)) FROM pg_class
-    WHERE relkind = 'r' AND relnamespace = 'postbus'::regnamespace
+    WHERE relkind = 'r' AND relnamespace = 'postbus'::regnamespace AND relname != 'dedup'
 """
+UIDS: Final = "SELECT coalesce(sum(pgsize), 0) FROM dbstat WHERE name LIKE '%dedup%'"
 PATIENCE: Final = 60.0
 """How long, in seconds, whatever should happen by itself is waited for."""
 
@@ -121,10 +122,10 @@ class Store:
             connection.close()
 
     def size(self) -> int:
-        """Return how many bytes it takes."""
+        """Return how many bytes it takes, but for the uids, which are remembered for days however many there are."""
         if self.is_sqlite:
-            return self.path.stat().st_size
-        return int(query(self.url, SIZE)[0][0])
+            return self.path.stat().st_size - self.rows(UIDS)[0][0]
+        return int(self.rows(SIZE)[0][0])
 
     def is_writing(self, name: str) -> bool:
         """Return whether one of the crew (on a file: anybody) has a transaction open that others may wait for."""
