@@ -430,6 +430,7 @@ class EventBus:
                 self._closed.wait()
             return self._finished
         limit = self.settings.shutdown_timeout if timeout is None else timeout
+        done = False
         try:
             if self._upkeep is not None:
                 self._upkeep.stop(timeout=5)
@@ -441,10 +442,10 @@ class EventBus:
                 self.store.forget_handlers(self._owner)
             if not done:
                 tell(logging.WARNING, "shutdown_incomplete", held=self._worker.held if self._worker else 0)
-            self._finished = done
         finally:
             self.store.close()
             self._alive.close()
+            self._finished = done
             self._closed.set()
         return done
 

@@ -114,9 +114,9 @@ UPDATE deliveries SET state = 1, tried = 1, due_at = ?3, epoch = ?4 + taken.key,
  WHERE deliveries.event_id = taken.value AND deliveries.subscription = ?2;
 
 -- name: lease_one
-UPDATE deliveries SET state = 1, tried = 1, due_at = ?, epoch = ?, attempt = attempt + 1, claimed_at = ?3,
-       updated_at = ?3, worker_id = ?, owner = ?
- WHERE event_id = ? AND subscription = ?;
+UPDATE deliveries SET state = 1, tried = 1, due_at = ?1, epoch = ?2, attempt = attempt + 1, claimed_at = ?3,
+       updated_at = ?3, worker_id = ?4, owner = ?5
+ WHERE event_id = ?6 AND subscription = ?7;
 
 -- name: log_picked
 INSERT INTO event_log (event_id, subscription, action, created_at, status, attempt, epoch, worker_id)
