@@ -96,7 +96,7 @@ def _run_crew(
     fault: Fault, result: Result, chance: random.Random, folder: Path, struck: Callable[[int], None]
 ) -> tuple[Result, list[Entry]]:
     back = 0.0
-    pace = {"pace": 0.2} if fault.lake else {}  # a driver takes its time, and has to catch up
+    pace = {"pace": 0.5} if fault.lake else {}  # a driver takes its time, and has to catch up
     around = nullcontext[dict[str, Any]]({}) if fault.around is None else fault.around(result.store, folder)
     with (
         around as options,
