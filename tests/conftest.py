@@ -14,7 +14,7 @@ from tests.kinds import KINDS
 from tests.postgres.server import stop_server
 
 LONGEST = 10.0
-LONG = ("spark/test_torture", "/spark/", "pipeline", "/torture/", "/machine/", "/dashboard/", "/crash/")
+LONG = ("spark/test_torture", "/spark/", "pipeline")
 
 settings.register_profile("here", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", parent=settings.get_profile("here"), derandomize=True)

@@ -355,13 +355,14 @@ def ingest(config: Config) -> None:
 
 
 def archive(config: Config) -> None:
-    """Prune what the lake holds, verified."""
+    """Bring the log into the lake, and prune what it then holds, verified."""
     from postbus.spark.archive import archive as prune  # noqa: PLC0415
     from postbus.spark.archive import bounds  # noqa: PLC0415
     from postbus.spark.lake import Lake  # noqa: PLC0415
     from postbus.spark.launch import session  # noqa: PLC0415
     from postbus.spark.source import open_bus  # noqa: PLC0415
 
+    ingest(config)
     lake, store = Lake(config["lake"]), open_bus(config["url"])
     for bound in bounds(store, lake, older_than=timedelta(0)):
         prune(session("local[2,4]"), config["url"], store, lake, bound)

@@ -538,7 +538,6 @@ def spark_checkpoint(play: Play) -> None:
 @fault("archive-crash", "each event is in the tables or, verified, in the lake", lake=True, missing=_no_spark)
 def archive_crash(play: Play) -> None:
     """Kill the driver that prunes what the lake holds: verifying, verified, some of it pruned."""
-    _spark(play, "ingest")
     probe = play.chance.choice(ARCHIVE)
     play.note(f"the archive is killed at {probe}")
     _spark(play, "archive", probe=[probe, 1])

@@ -206,8 +206,7 @@ def archive(stage: Stage) -> None:
     bus = EventBus(stage.store.url, auto_migrate=False)
     bus.dlq.purge(0)
     bus.shutdown()
-    ingest_rest(stage)
-    driver = stage.start("driver", "archive")
+    driver = stage.start("driver", "archive", rows=100_000)
     until(lambda: not driver.runs(), "the archive ends", 600)
 
 
