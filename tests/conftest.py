@@ -12,10 +12,12 @@ from xdist.scheduler import LoadScopeScheduling
 
 from tests.kinds import KINDS
 from tests.postgres.server import stop_server
+from tests.quick_java import start_quickly
 
 LONGEST = 10.0
 LONG = ("spark/test_torture", "/spark/", "pipeline")
 
+start_quickly()
 settings.register_profile("here", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", parent=settings.get_profile("here"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "here")

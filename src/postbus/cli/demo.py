@@ -25,6 +25,7 @@ from postbus.cli.options import Format
 from postbus.errors import InvalidRequest
 from postbus.model import NewEvent, Status
 from postbus.payload import Draft, draft
+from postbus.spark.launch import brief_java
 from postbus.store import open_store
 from postbus.store.contract import DeadFilter
 
@@ -85,6 +86,7 @@ def _report(folder: Path) -> None:
     """Bring the shop's events into a lake and show the report on them; say in a line what that would need."""
     url, lake = f"sqlite:///{folder}/shop.db", str(folder / "lake")
     say("\nThe same events in a lake of Parquet files, and the report on them, by Spark:")
+    brief_java()
     try:
         with pipeline.spark_for(url, None):
             pipeline.ingest(lake=lake, url=url)

@@ -21,7 +21,7 @@ from postbus.store import is_file, shown
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["find_java", "quiet_java", "refuse_remote_file", "session"]
+__all__ = ["BRIEF", "brief_java", "find_java", "quiet_java", "refuse_remote_file", "session"]
 
 OLDEST_JAVA: Final = 17
 SHIM: Final = """\
@@ -41,6 +41,8 @@ QUIET: Final = {
     "spark.sql.shuffle.partitions": "4",
 }
 """For a session on this machine alone."""
+BRIEF: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""For a Java that ends after a small job: compiling what it runs takes half of its time, and is never paid back."""
 ALWAYS: Final = {"spark.sql.session.timeZone": "UTC", "spark.sql.sources.partitionOverwriteMode": "dynamic"}
 
 
@@ -116,6 +118,11 @@ def quiet_java() -> None:
     """
     with suppress(InvalidRequest):
         os.environ["JAVA_HOME"] = str(_shimmed(_java()[1]))
+
+
+def brief_java() -> None:
+    """Have the Javas that Spark starts, from this process and its children, be ready soon rather than fast for long."""
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", BRIEF)
 
 
 def _java() -> tuple[str, Path]:

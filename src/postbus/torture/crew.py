@@ -349,8 +349,9 @@ def ingest(config: Config) -> None:
     """Bring the log into the lake, as far as it has come."""
     from postbus.spark.lake import Lake  # noqa: PLC0415  only this role needs Spark
     from postbus.spark.lake import ingest as bring  # noqa: PLC0415
-    from postbus.spark.launch import session  # noqa: PLC0415
+    from postbus.spark.launch import brief_java, session  # noqa: PLC0415
 
+    brief_java()
     bring(session("local[2,4]"), config["url"], Lake(config["lake"]), rows=config["rows"])
 
 
