@@ -79,7 +79,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--strict", action="store_true", help="exit with 1 if a bar is missed")
     parser.add_argument(
-        "--dir", type=Path, default=RESULTS, help="a folder on the disk to measure (about 2 GB, freed again)"
+        "--dir", type=Path, default=RESULTS, help="a folder on the disk to measure (10 GB, freed again)"
     )
     options = parser.parse_args(arguments)
     options.rounds = options.rounds or (2 if options.quick else 5)

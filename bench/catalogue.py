@@ -1,4 +1,4 @@
-"""The measures, their sizes and their bars. The bars are those of issue 2, and are not to be lowered here."""
+"""The measures, their sizes and their bars. The bars were set before measuring, and are not lowered here."""
 
 from collections.abc import Mapping
 from typing import Any, Final

@@ -1,4 +1,4 @@
-"""The measures of followers on both stores, and their bars: those of issue 5, not to be lowered here."""
+"""The measures of followers on both stores, and their bars, set before measuring."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""The measures of the HTTP queue on both stores, and their bars: those of issue 6, not to be lowered here."""
+"""The measures of the HTTP queue on both stores, and their bars, set before measuring."""
 
 from typing import Final
 

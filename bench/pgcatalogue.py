@@ -1,4 +1,4 @@
-"""The measures on PostgreSQL, their sizes and their bars. The bars are those of issue 3, not to be lowered here.
+"""The measures on PostgreSQL, their sizes and their bars. The bars were set before measuring.
 
 Everybody works on one server, a fresh database for each sample, with fsync and synchronous_commit on.
 """
