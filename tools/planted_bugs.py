@@ -227,7 +227,7 @@ BUGS = (
         "store/pruning.py",
         "removed = self._db.count(names.remove, (after, reached)) if count else 0",
         "removed = self._db.count(names.remove, (after, after)) if count else 0",
-        "soak sqlite 1200",
+        "soak sqlite 900",
         "What was archived is no longer read, and stays in the tables all the same",
     ),
 )

@@ -164,7 +164,7 @@ def soak(
                     samples.append(sample(stage))
                     since, (memory, tables) = time.monotonic() - began, samples[-1]
                     told(f"{since:,.0f} s, {strikes} strikes: memory {memory:,} bytes, tables {tables:,}")
-                    archive_at = time.monotonic() + every
+                    archive_at += every
             stage.finish()
             archive(stage)
         except Late as late:
