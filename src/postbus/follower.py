@@ -13,8 +13,8 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import copy_context
 from dataclasses import replace
 from datetime import timedelta
@@ -434,7 +434,7 @@ class Follower:
             self.call(group, delivery)
             probe("handled")
             return
-        with self._store.transaction() as tx:
+        with self._in_doubt(), self._store.transaction() as tx:
             self.call(group, delivery, tx=tx)
             probe("handled")
             tx.move(Step(self._name, lead.epoch, last, self._worker_id))
@@ -534,8 +534,21 @@ class Follower:
 
     def _move(self, lead: Lead, position: int, *, buried: Sequence[Burial] = (), parked: Sequence[Event] = ()) -> None:
         caught_up = position == self._newest
-        self._store.move(Step(self._name, lead.epoch, position, self._worker_id, buried, parked, caught_up))
+        with self._in_doubt() if buried or parked else nullcontext():
+            self._store.move(Step(self._name, lead.epoch, position, self._worker_id, buried, parked, caught_up))
         self._saved_at(position)
+
+    @contextmanager
+    def _in_doubt(self) -> Generator[None]:
+        """Have the position read anew where nobody knows whether a move past what is now done or dead was stored.
+
+        Going on from the one in memory would do it twice. Leading anew waits for the end of a commit under way.
+        """
+        try:
+            yield
+        except StoreUnavailable:
+            self._lead = None
+            raise
 
     def _saved_at(self, position: int) -> None:
         self._position = self._saved = position

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from postbus import EventBus, Status, StoreUnavailable
+from postbus import Event, EventBus, Status, StoreUnavailable
 from postbus.observe import set_probe
+from postbus.store.contract import Transaction
 from postbus.torture.proxy import Cut, Proxy
 from tests.conftest import Crew
 from tests.crash.processes import Child, Trial, until
@@ -18,6 +19,8 @@ from tests.postgres.server import Server, query
 
 COMMIT = r"COMMIT\x00"
 """The statement, and not the level READ COMMITTED that transactions begin with."""
+ENDING = rf"{COMMIT}|_pg3_\w+\x00\x00\x00\x00\x00"
+"""The same once it is prepared: nothing but a name goes over the wire then, and that there are no parameters."""
 PUBLISH = r"trial\.event"
 """A small publish is one statement, and its own transaction: known by what it stores."""
 SETTLE = r"COMPLETED"
@@ -311,6 +314,63 @@ def test_an_outcome_whose_connection_died_before_its_commit_is_not_acknowledged(
     assert [row.action.value for row in bus.get(event.id, include_logs=True).logs] == ["PICKED"]
     bus.finalize(delivery, success=True)
     assert bus.get(event.id).status is Status.COMPLETED
+
+
+@pytest.mark.parametrize("when", Cut)
+def test_a_follower_whose_commit_got_no_answer_does_nothing_twice(
+    url: str, bus: EventBus, direct: EventBus, proxy: Proxy, when: Cut, eventually: Callable[..., None]
+):
+    """Whether its transaction was stored it does not know, and looks where it stands before it goes on (I5, I6)."""
+    query(url, "CREATE TABLE public.effects (n SERIAL, event_id BIGINT)")
+    ids = [direct.publish("trial.event").id for _ in range(5)]
+    calls: list[int] = []
+
+    @bus.follow("projection", "trial.*", start="beginning")
+    def project(event: Event, tx: Transaction) -> None:
+        tx.execute("INSERT INTO public.effects (event_id) VALUES (%s)", (event.id,))
+        calls.append(event.id)
+
+    def cut(name: str) -> None:
+        if name == "checkpointing" and calls == ids[:3]:
+            proxy.cut(when, ENDING)
+
+    set_probe(cut)
+    try:
+        with bus:
+            eventually(lambda: direct.store.position("projection") >= ids[-1])
+    finally:
+        set_probe(None)
+    assert proxy.cuts == 1
+    assert [row[0] for row in query(url, "SELECT event_id FROM public.effects ORDER BY n")] == ids
+    assert calls.count(ids[2]) == 2 or when is not Cut.BEFORE, "the first time it was not stored"
+
+
+def test_a_follower_that_buried_an_event_and_got_no_answer_leaves_it_dead(
+    bus: EventBus, direct: EventBus, proxy: Proxy, eventually: Callable[..., None]
+):
+    """What may be a dead letter already is not handled once more (I5)."""
+    ids = [direct.publish("trial.event", max_retries=0).id for _ in range(3)]
+    calls: list[int] = []
+
+    @bus.follow("reader", "trial.*", start="beginning")
+    def see(event: Event) -> None:
+        calls.append(event.id)
+        if calls == ids[:2]:
+            raise ValueError("not this one")
+
+    def cut(name: str) -> None:
+        if name == "committing" and calls == ids[:2] and proxy.cuts == 0:
+            proxy.cut(Cut.AFTER, ENDING)
+
+    set_probe(cut)
+    try:
+        with bus:
+            eventually(lambda: direct.store.position("reader") >= ids[-1])
+    finally:
+        set_probe(None)
+    assert proxy.cuts == 1
+    assert calls == ids
+    assert [each.event.id for each in direct.dlq.list().items] == [ids[1]]
 
 
 @pytest.mark.parametrize("restarted", [False, True], ids=["ended", "restarted"])
