@@ -96,7 +96,7 @@ $(VENV)/.dev: pyproject.toml | $(VENV)/pyvenv.cfg
 # Spark's classes as Java has read them: the drivers that tests start take a third of the time. Without Java, nothing.
 $(VENV)/spark.jsa: $(VENV)/.dev
 	@echo "Keeping what Spark loads, so that the tests start it quickly ..."
-	@$(BIN)/python -m tests.quick_java >/dev/null 2>&1 || true
+	@$(BIN)/python -m tests.quick_java >/dev/null 2>&1 || echo "That could not be done: the tests start Spark slowly, if at all."
 
 $(VENV)/.bench: pyproject.toml | $(VENV)/pyvenv.cfg
 	$(call install,[dev$(COMMA)bench$(COMMA)server$(COMMA)spark$(COMMA)jdk])

@@ -15,6 +15,7 @@ from postbus.spark.launch import BRIEF
 KEPT: Final = Path(sys.prefix) / "spark.jsa"
 FLAGS: Final = f"-Xlog:disable {BRIEF}"
 VARIABLE: Final = "SPARK_SUBMIT_OPTS"
+LONGEST: Final = 120.0
 
 
 def start_quickly() -> None:
@@ -32,7 +33,7 @@ def keep() -> None:
     from postbus.spark.lake import ingest  # noqa: PLC0415
 
     KEPT.unlink(missing_ok=True)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=KEPT.parent) as folder:
         made = Path(folder) / KEPT.name
         os.environ[VARIABLE] = f"{FLAGS} -XX:ArchiveClassesAtExit={made}"
         with EventBus(f"sqlite:///{folder}/bus.db") as bus:
@@ -42,7 +43,7 @@ def keep() -> None:
             spark.stop()
         java: Any = SparkContext._gateway
         java.proc.stdin.close()
-        java.proc.wait()
+        java.proc.wait(LONGEST)
         made.replace(KEPT)
 
 
