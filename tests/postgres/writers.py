@@ -117,10 +117,10 @@ class Writers:
 
 
 class Reader:
-    """Follows the log by the pins: the head first, then everything up to it that it has not seen."""
+    """Follows the log as followers do, by the function that looks up the head first, and then reads up to it."""
 
     HEAD: LiteralString = "SELECT postbus.head('events')"
-    READ: LiteralString = "SELECT id FROM postbus.events WHERE id > %s AND id <= %s ORDER BY id"
+    READ: LiteralString = "SELECT id FROM postbus.read_on(%s, 1000000)"
 
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
         """Begin before the first event."""
@@ -129,11 +129,11 @@ class Reader:
         self.slowest = 0.0
 
     def turn(self) -> int:
-        """Read on; return the head."""
+        """Read on; return the head of just before."""
         began = time.monotonic()
         row = self._connection.execute(self.HEAD).fetchone()
         assert row is not None
         last = self.seen[-1] if self.seen else 0
-        self.seen += [each for (each,) in self._connection.execute(self.READ, (last, row[0]))]
+        self.seen += [each for (each,) in self._connection.execute(self.READ, (last,))]
         self.slowest = max(self.slowest, time.monotonic() - began)
         return row[0]

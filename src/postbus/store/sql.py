@@ -315,12 +315,12 @@ class SqlStore(Followed):
         return count
 
     def _any_expired(self) -> bool:
-        with self._read() as session:
+        with self._look() as session:
             return bool(session.db.run("any_expired", (session.now,)))
 
     def owners(self) -> set[str]:
-        with self._read() as session:
-            return {row[0] for row in session.db.run("lease_owners")}
+        with self._glance() as db:
+            return {row[0] for row in db.run("lease_owners")}
 
     def mark_alive(self, owner: str) -> AbstractContextManager[None]:
         return self._liveness.holding(owner)

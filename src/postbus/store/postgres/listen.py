@@ -128,12 +128,15 @@ class Notifier:
         self._loop = Loop("notify", self._turn)
         self._loop.start()
 
-    def tell(self) -> None:
-        """Have the others look."""
+    def tell(self, on: Database | None = None) -> None:
+        """Have the others look; say so `on` a connection that has just been used, if there is one.
+
+        Its process in the server is awake then. Waking another one takes longer than the notice itself.
+        """
         if self._next <= time.monotonic() + BURST * APART and self._busy.acquire(blocking=False):
             try:
                 with suppress(psycopg.Error, StoreUnavailable):  # they poll, too
-                    self._send()
+                    self._send(on or self._db)
             finally:
                 self._busy.release()
         elif not self._wanted:
@@ -146,12 +149,12 @@ class Notifier:
         time.sleep(max(0.0, self._next - time.monotonic()))
         with self._busy, translated(self._shown):
             self._wanted = False
-            self._send()
+            self._send(self._db)
         return IDLE
 
-    def _send(self) -> None:
+    def _send(self, db: Database) -> None:
         self._next = max(self._next, time.monotonic()) + APART
-        self._db.ready().run("notify")
+        db.ready().run("notify")
 
     def close(self) -> None:
         """Tell nothing more."""

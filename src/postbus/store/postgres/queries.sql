@@ -43,6 +43,9 @@ SELECT count(*) FROM postbus.routes;
 -- name: append
 SELECT event_id, fresh, stored_at FROM postbus.append($1, $2, $3);
 
+-- name: append_one
+SELECT event_id, true, stored_at FROM postbus.append_one($1, $2, $3, $4, $5, $6, $7, $8, $9, $10);
+
 -- name: reserve
 SELECT postbus.reserve($1::integer), postbus.micros(postbus.now());
 
@@ -733,10 +736,10 @@ INSERT INTO postbus.deliveries (event_id, subscription, route, due_at, ready_at,
 VALUES ($1, $2, $3, postbus.at($4), postbus.at($4), postbus.at($5), postbus.at($4), $6::integer)
     ON CONFLICT DO NOTHING RETURNING event_id;
 
--- name: events_on
-SELECT id, uid, type, tags, key, title, description, payload::text, metadata::text, postbus.micros(created_at), priority,
-       max_retries, NULL
-  FROM postbus.events WHERE id > $1 AND id <= $2 ORDER BY id LIMIT $3;
+-- name: read_on
+-- Looked up every time: after a crash of the server, ids below a head of before may be given out anew.
+SELECT id, uid, type, tags, key, title, description, payload, metadata, created_at, priority, max_retries, NULL
+  FROM postbus.read_on($1, $2);
 
 -- name: lead
 SELECT position, log_id, holder, locked, postbus.micros(held_until), crashes

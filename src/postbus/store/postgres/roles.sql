@@ -30,8 +30,8 @@ GRANT USAGE ON SCHEMA postbus TO postbus_reader;
 GRANT SELECT ON ALL TABLES IN SCHEMA postbus TO postbus_reader;
 REVOKE SELECT ON postbus.tokens FROM postbus_reader; -- who looks at events need not know who may use the API
 GRANT SELECT ON SEQUENCE postbus.events_id_seq, postbus.event_log_id_seq TO postbus_reader;
-GRANT EXECUTE ON FUNCTION postbus.now, postbus.at, postbus.micros, postbus.namespace, postbus.pins, postbus.head
-    TO postbus_reader;
+GRANT EXECUTE ON FUNCTION postbus.now, postbus.at, postbus.micros, postbus.namespace, postbus.pins, postbus.head,
+    postbus.read_on TO postbus_reader;
 
 -- ── publisher: appends; reads what opening the bus and answering for a uid used before need ─────────────────────
 -- The functions run with their owner's rights; INSERT on events is for COPY alone.
@@ -42,7 +42,7 @@ GRANT SELECT ON SEQUENCE postbus.events_id_seq TO postbus_publisher;
 GRANT INSERT ON postbus.events TO postbus_publisher;
 GRANT EXECUTE ON FUNCTION postbus.now, postbus.at, postbus.micros, postbus.namespace, postbus.pin, postbus.head,
     postbus.sorted, postbus.digest, postbus.reserve, postbus.sift, postbus.deliver, postbus.deliver_alike, postbus.append,
-    postbus.publish TO postbus_publisher;
+    postbus.append_one, postbus.publish TO postbus_publisher;
 
 -- ── worker: moves deliveries, and writes what happened; the log itself it can only add to ───────────────────────
 GRANT INSERT, UPDATE, DELETE ON postbus.deliveries, postbus.handlers, postbus.breakers TO postbus_worker;

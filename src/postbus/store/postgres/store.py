@@ -154,11 +154,13 @@ class PostgresStore(SqlStore):
             return []
         with translated(self.url):
             stored = self._publisher.run(cast("Any", drafts))
-        self._wake()
+        self._ring()
         return self._filled(drafts, stored)
 
     def _append_all(self, db: Database, batches: list[Sequence[Draft]]) -> list[Any]:
-        return appending.append_all(db.ready(), batches, self._address.schema)
+        stored = appending.append_all(db.ready(), batches, self._address.schema)
+        self._tell(db)
+        return stored
 
     def _filled(self, drafts: Sequence[Draft], stored: list[Event | int]) -> list[Event]:
         """Put the events that uids stood for already in the places that hold only their ids."""
@@ -357,11 +359,15 @@ class PostgresStore(SqlStore):
 
     def _wake(self) -> None:
         self._ring()
+        self._tell()
+
+    def _tell(self, on: Database | None = None) -> None:
+        """Wake other processes; `on` a connection that is at hand, if there is one."""
         if self._listens:
             if self._notifier is None:
                 with self._lock:
                     self._notifier = self._notifier or Notifier(self._address)
-            self._notifier.tell()
+            self._notifier.tell(on)
 
     def stats(self) -> Stats:
         found = super().stats()

@@ -550,9 +550,9 @@ SELECT id, type, tags, priority, max_retries, created_at FROM events WHERE id = 
 INSERT INTO deliveries (event_id, subscription, route, due_at, ready_at, created_at, updated_at, max_retries)
 VALUES (?1, ?2, ?3, ?4, ?4, ?5, ?4, ?6) ON CONFLICT DO NOTHING RETURNING event_id;
 
--- name: events_on
+-- name: read_on
 SELECT id, uid, type, tags, key, title, description, payload, metadata, created_at, priority, max_retries, checksum
-  FROM events WHERE id > ? AND id <= ? ORDER BY id LIMIT ?;
+  FROM events WHERE id > ? ORDER BY id LIMIT ?;
 
 -- name: lead
 SELECT position, log_id, holder, locked, held_until, crashes
