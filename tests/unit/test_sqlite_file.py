@@ -15,7 +15,7 @@ from postbus.pattern import Interest
 from postbus.payload import draft
 from postbus.retry import RetryPolicy
 from postbus.store import open_store
-from postbus.store.contract import Claim, DeadFilter, Settlement
+from postbus.store.contract import Claim, DeadFilter, Settlement, WouldWait
 from postbus.store.sqlite import connection as connection_module
 from postbus.store.sqlite.connection import require_safe_sqlite
 from postbus.store.sqlite.store import SqliteStore
@@ -372,3 +372,51 @@ def test_statements_are_prepared_once_and_kept(store: SqliteStore):
     for _ in range(5):
         live()
     assert misses() == before
+
+
+# ── in a hurry ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_one_in_a_hurry_waits_for_no_other_process(store: SqliteStore, path: Path):
+    """It is told at once, nothing is stored, and the next time it may be free."""
+    elsewhere = other(path)
+    elsewhere.execute("BEGIN IMMEDIATE")
+    with store.hurried(), pytest.raises(WouldWait):
+        publish(store, 1)
+    elsewhere.execute("ROLLBACK")
+    elsewhere.close()
+    with store.hurried():
+        publish(store, 1)
+    assert store.stats().events == 1
+
+
+def test_one_in_a_hurry_waits_for_no_other_thread(store: SqliteStore, crew: Crew):
+    """Whoever has a transaction open in this process is not waited for either."""
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with store.transaction():
+            held.set()
+            done.wait(10)
+
+    crew.start(hold)
+    held.wait(10)
+    with store.hurried(), pytest.raises(WouldWait):
+        publish(store, 1)
+    done.set()
+    crew.join(10)
+    assert store.stats().events == 0
+
+
+def test_others_are_as_patient_as_ever_beside_one_in_a_hurry(store: SqliteStore, path: Path, crew: Crew):
+    """Another thread of the process waits for the lock, and gets it."""
+    elsewhere = other(path)
+    elsewhere.execute("BEGIN IMMEDIATE")
+    with store.hurried():
+        crew.start(lambda: publish(store, 1))
+        with pytest.raises(WouldWait):
+            publish(store, 1)
+        elsewhere.execute("ROLLBACK")
+        crew.join(10)
+    elsewhere.close()
+    assert store.stats().events == 1

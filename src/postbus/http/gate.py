@@ -1,13 +1,14 @@
 """Between many coroutines and the store, which blocks: what is asked at the same time is asked in one go.
 
 Nothing here holds a thread while it waits. Three threads in all bring requests to the store (one publishes, one claims,
-one reports); a few more read.
+one reports); a few more read. What comes alone, to a store that is a file and quick, is done without going to a thread.
 """
 
 import asyncio
 import logging
 import math
 import threading
+import time
 from collections import defaultdict, deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +25,7 @@ from postbus.loop import Loop
 from postbus.model import Action, Dead, Delivery, Done, DoneWithErrors, Event, LogEntry, Outcome, Retry, Status
 from postbus.observe import tell
 from postbus.payload import Draft
-from postbus.store.contract import Claim, Claimed, Report, Reported, Store, Watch
+from postbus.store.contract import Claim, Claimed, Report, Reported, Store, Watch, WouldWait
 
 __all__ = ["Gate"]
 
@@ -35,6 +36,11 @@ READERS: Final = 8
 MOST: Final = 500
 LOOK_EVERY: Final = 1.0
 LOOK_AGAIN: Final = 0.01
+BRISK: Final = 0.002
+"""Seconds that the event loop may be kept: about what a commit takes on a disk that is not slow."""
+REST: Final = 1.0
+FEW: Final = 10
+SMALL: Final = 65_536
 
 
 class Hand:
@@ -64,12 +70,43 @@ class Hand:
         self._thread.join()
 
 
+class Haste:
+    """Does in the event loop what a thread would only make slower: as long as that is quick, and waits for nobody."""
+
+    def __init__(self, store: Store) -> None:
+        """Ask of a store."""
+        self._store = store
+        self._rested = 0.0
+
+    def at_once(self, work: Callable[[], R]) -> tuple[R] | None:
+        """Return what `work` does, or nothing if it is to be done in a thread: then nothing has been done yet."""
+        began = time.monotonic()
+        if began < self._rested:
+            return None
+        try:
+            with self._store.hurried():
+                return (work(),)
+        except WouldWait:
+            return None
+        finally:
+            if time.monotonic() - began > BRISK:  # the disk is slow, now or always
+                self._rested = time.monotonic() + REST
+
+
 class Lane(Generic[A, R]):
     """Asks the store for many at once, in a thread of its own; whatever comes meanwhile goes together next."""
 
-    def __init__(self, name: str, run: Callable[[list[A]], Sequence[R | Exception]]) -> None:
+    def __init__(
+        self,
+        name: str,
+        run: Callable[[list[A]], Sequence[R | Exception]],
+        haste: Haste,
+        is_small: Callable[[A], bool] = lambda _: True,
+    ) -> None:
         """Bring what is asked to `run`, which answers each in order, with an error if it is to be raised."""
         self._run = run
+        self._haste = haste
+        self._is_small = is_small
         self._hand = Hand(name)
         self._waiting: deque[tuple[A, asyncio.Future[R]]] = deque()
         self._busy = False
@@ -87,8 +124,15 @@ class Lane(Generic[A, R]):
     def _start(self, loop: asyncio.AbstractEventLoop) -> None:
         batch = [self._waiting.popleft() for _ in range(min(MOST, len(self._waiting)))]
         self._busy = bool(batch)
-        if batch:
+        if batch and (done := self._at_once([item for item, _ in batch])) is not None:
+            self._finish(loop, batch, *done)
+        elif batch:
             self._hand.give(partial(self._bring, loop, batch))
+
+    def _at_once(self, items: list[A]) -> tuple[Sequence[R | Exception]] | None:
+        if len(items) > 1 or not self._is_small(items[0]):
+            return None
+        return self._haste.at_once(lambda: self._answers(items))
 
     def _bring(self, loop: asyncio.AbstractEventLoop, batch: list[tuple[A, asyncio.Future[R]]]) -> None:
         answers = self._answers([item for item, _ in batch])
@@ -105,6 +149,8 @@ class Lane(Generic[A, R]):
             if len(items) == 1:
                 return [error]
             return [self._answers([item])[0] for item in items]
+        except WouldWait:
+            raise
         except Exception as error:  # noqa: BLE001  raised in the coroutine that asked
             return [error] * len(items)
 
@@ -165,8 +211,9 @@ class Gate:
     def __init__(self, store: Store) -> None:
         """Work on a store that is open."""
         self.store = store
-        self._publishing: Lane[list[Draft], list[Event]] = Lane("publish", self._publish)
-        self._reporting: Lane[Report, Reported] = Lane("report", self._report)
+        self._haste = Haste(store)
+        self._publishing: Lane[list[Draft], list[Event]] = Lane("publish", self._publish, self._haste, _is_small)
+        self._reporting: Lane[Report, Reported] = Lane("report", self._report, self._haste)
         self._claiming = Hand("claim")
         self._readers = ThreadPoolExecutor(READERS, "postbus-read")
         self._rooms: defaultdict[Any, deque[Waiting]] = defaultdict(deque)
@@ -297,12 +344,18 @@ class Gate:
                 self._rooms[key] = room
                 asked += [(key, each) for each in islice(room, MOST)]
         self._looking = bool(asked)
-        if asked:
+        claims = [each.claim for _, each in asked]
+        lone = len(claims) == 1 and claims[0].limit <= FEW
+        if lone and (done := self._haste.at_once(lambda: self._claimed(claims))) is not None:
+            self._hand_out(asked, *done)
+        elif asked:
             loop = asyncio.get_running_loop()
-            self._claiming.give(partial(self._claim_all, loop, asked))
+            self._claiming.give(partial(self._claim_all, loop, asked, claims))
 
-    def _claim_all(self, loop: asyncio.AbstractEventLoop, asked: list[tuple[Any, Waiting]]) -> None:
-        answers = self._claimed([each.claim for _, each in asked])
+    def _claim_all(
+        self, loop: asyncio.AbstractEventLoop, asked: list[tuple[Any, Waiting]], claims: list[Claim]
+    ) -> None:
+        answers = self._claimed(claims)
         loop.call_soon_threadsafe(self._hand_out, asked, answers)
 
     def _claimed(self, claims: list[Claim]) -> list[Claimed | Exception]:
@@ -310,6 +363,8 @@ class Gate:
             return list(self.store.claim_all(claims))
         except NotFound as error:
             return [error] if len(claims) == 1 else [self._claimed([claim])[0] for claim in claims]
+        except WouldWait:
+            raise
         except Exception as error:  # noqa: BLE001  raised in the coroutine that asked
             return [error] * len(claims)
 
@@ -361,6 +416,11 @@ class Gate:
         self._wanted.set()
         if self.rings <= since:  # looked at last: from now on a ring finds the one who waits
             await asyncio.wait({self._rung}, timeout=timeout)
+
+
+def _is_small(drafts: list[Draft]) -> bool:
+    """Return whether events are stored in no time."""
+    return len(drafts) == 1 and len(drafts[0].payload) <= SMALL
 
 
 def _outcome(entry: LogEntry) -> type[Outcome]:

@@ -13,6 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from postbus.errors import InvalidRequest, StoreUnavailable
 from postbus.observe import probe
+from postbus.store.contract import WouldWait
 
 __all__ = ["Committer", "Connection"]
 
@@ -71,6 +72,7 @@ class Committer(Generic[C]):
         self._led = False
         self._holder: int | None = None
         self._leader: int | None = None
+        self._hurried: int | None = None
 
     def run(self, operation: Callable[[C], R]) -> R:
         """Run `operation` (or what `together` takes for one) and return its result once that is durable.
@@ -105,6 +107,15 @@ class Committer(Generic[C]):
             self._hand_over()
 
     @contextmanager
+    def hurried(self) -> Generator[None]:
+        """Have this thread raise WouldWait where another leads."""
+        self._hurried = threading.get_ident()
+        try:
+            yield
+        finally:
+            self._hurried = None
+
+    @contextmanager
     def hold(self) -> Generator[C]:
         """Hold the connection while nobody else uses it, outside any transaction."""
         self._refuse_holder()
@@ -127,6 +138,8 @@ class Committer(Generic[C]):
             if not self._led:
                 self._led = True
                 return True
+            if self._hurried == threading.get_ident():
+                raise WouldWait
             slot.turn = threading.Lock()
             slot.turn.acquire()
             self._waiting.append(slot)

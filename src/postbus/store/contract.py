@@ -69,6 +69,7 @@ __all__ = [
     "Transaction",
     "Watch",
     "Work",
+    "WouldWait",
 ]
 
 
@@ -298,6 +299,10 @@ class Transaction(Protocol):
         ...
 
 
+class WouldWait(Exception):  # noqa: N818  no error: it is done again where one may wait
+    """Raised inside `Store.hurried` for what would have to wait; nothing of it was done."""
+
+
 class Watch(Protocol):
     """Tells that something may have changed, in this process or another: a hint to look, never a promise."""
 
@@ -341,6 +346,13 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Give everything back; a second call does nothing."""
+        ...
+
+    def hurried(self) -> AbstractContextManager[None]:
+        """Have this thread wait for nobody until the end of the block: what would have to, raises WouldWait.
+
+        For what an event loop may do itself. A store behind a server always has to wait, and raises at once.
+        """
         ...
 
     def publish(self, drafts: Sequence[Draft]) -> list[Event]:

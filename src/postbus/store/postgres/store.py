@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, NoReturn, TypeVar, cast
 
 import psycopg
 
@@ -29,6 +29,7 @@ from postbus.store.contract import (
     Step,
     Transaction,
     Watch,
+    WouldWait,
 )
 from postbus.store.following import Following, deposed
 from postbus.store.liveness import Liveness
@@ -145,6 +146,9 @@ class PostgresStore(SqlStore):
         for committer in (self._publisher, self._claimer, self._settler):
             with committer.hold() as db:
                 db.close()
+
+    def hurried(self) -> NoReturn:
+        raise WouldWait
 
     # ── publishing ───────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -12,6 +13,7 @@ import apsw
 import orjson
 
 from postbus.errors import StoreUnavailable, UnsafeStore
+from postbus.store.contract import WouldWait
 from postbus.store.queries import load_queries
 from postbus.store.session import Row
 
@@ -49,7 +51,8 @@ class Database:
         self._on_rollback = on_rollback
         with translated(path):
             self._apsw = apsw.Connection(str(path), flags=flags, statementcachesize=200)
-            self._apsw.set_busy_handler(_Patience())
+            self._patience = _Patience()
+            self._apsw.set_busy_handler(self._patience)
             self._configure(path, readonly=readonly)
 
     def _configure(self, path: Path, *, readonly: bool) -> None:
@@ -75,8 +78,22 @@ class Database:
         return self._apsw.pragma("journal_mode", "wal")
 
     def begin(self) -> None:
-        """Open a write transaction at once, waiting for its turn."""
-        self._apsw.execute("BEGIN IMMEDIATE")
+        """Open a write transaction at once, waiting for its turn; raise WouldWait if this thread is in a hurry."""
+        try:
+            self._apsw.execute("BEGIN IMMEDIATE")
+        except apsw.BusyError:
+            if self._patience.is_hurried():
+                raise WouldWait from None
+            raise
+
+    @contextmanager
+    def hurried(self) -> Generator[None]:
+        """Have this thread raise WouldWait where another process writes."""
+        self._patience.hurried = threading.get_ident()
+        try:
+            yield
+        finally:
+            self._patience.hurried = None
 
     @contextmanager
     def snapshot(self) -> Generator[None]:
@@ -184,7 +201,7 @@ class Database:
             with suppress(apsw.BusyError, apsw.LockedError):
                 self._apsw.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
         finally:
-            self._apsw.set_busy_handler(_Patience())
+            self._apsw.set_busy_handler(self._patience)
 
     def close(self) -> None:
         """Close the connection; a second call does nothing."""
@@ -207,10 +224,18 @@ class _Patience:
     """Waits for another process's write lock: short random naps, so that nobody starves, up to a limit."""
 
     def __init__(self) -> None:
+        self.hurried: int | None = None
+        """The thread that does not wait at all."""
         self._since = 0.0
         self._chance = random.Random()  # noqa: S311  naps need no secrecy
 
+    def is_hurried(self) -> bool:
+        """Return whether that is the one who asks."""
+        return self.hurried == threading.get_ident()
+
     def __call__(self, calls: int) -> bool:
+        if self.is_hurried():
+            return False
         if calls == 0:
             self._since = time.monotonic()
         elif time.monotonic() - self._since > BUSY_SECONDS:

@@ -87,6 +87,11 @@ class SqliteStore(SqlStore):
         with self._committer.hold() as writer:
             writer.close()
 
+    @contextmanager
+    def hurried(self) -> Generator[None]:
+        with self._committer.hurried(), self._database.hurried():
+            yield
+
     # ── publishing ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def publish(self, drafts: Sequence[Draft]) -> list[Event]:
