@@ -141,6 +141,8 @@ def parse(text: str | bytes, *, limit: int = MAX_PAYLOAD) -> Json:
         raise InvalidPayloadError(f"the payload is larger than {limit:,} bytes")
     try:
         told = text if isinstance(text, str) else text.decode()  # or Python guesses at UTF-16 and UTF-32 too
+        if (same := _same(told)) is not None:
+            return same[0]
         return json.loads(told, object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite)
     except RecursionError:
         raise InvalidPayloadError(f"the payload is nested more than {MAX_DEPTH} levels deep") from None
