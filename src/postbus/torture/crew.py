@@ -49,6 +49,9 @@ TABLES: Final = (
 )
 """Of the trial's own: rows that publishers write with an event, and what transactional handlers do."""
 LIMITS: Final = {"poll_interval": 0.2, "lease": LEASE, "prefetch": 10, "concurrency": 4, "shutdown_timeout": 10.0}
+LOOK_EVERY: Final = 1.0
+MOST_WAITING: Final = 300
+"""How many events may wait for a worker before publishers pause."""
 SLOW: Final = frozenset({"outlast", "hold the lock"})
 PARENT_DEATH: Final = 1
 """Linux's number for the signal that a process gets when the one that forked it ends."""
@@ -113,6 +116,7 @@ class Publisher:
         self._uids = (f"{config['name']}-{config['life']}-{number}" for number in range(1 << 60))
         self._pace: float = config.get("pace", 0.02)
         self._transactions = not config["url"].startswith("http")
+        self._looked = 0.0
 
     def run(self) -> None:
         """Publish until told to stop; what nobody answered is asked for again."""
@@ -126,7 +130,18 @@ class Publisher:
                 else:
                     self._insist(self._made(self._chance.randint(2, 6) if roll > 0.85 else 1))
                 PAUSE.wait(self._chance.uniform(0, 2 * self._pace))
+                self._leave_room()
         self.bus.shutdown()
+
+    def _leave_room(self) -> None:
+        """Let workers catch up: on a slow machine the backlog would grow, and what waits at its end seem stuck."""
+        if time.monotonic() < self._looked + LOOK_EVERY:
+            return
+        with suppress(StoreUnavailable):
+            while any(each.pending > MOST_WAITING for each in self.bus.stats().subscriptions):
+                self._look()
+                PAUSE.wait(0.1)
+        self._looked = time.monotonic()
 
     def _look(self) -> None:
         if self.stop.exists():
