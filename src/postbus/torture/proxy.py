@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import select
 import socket
 import threading
 from collections.abc import Callable, Generator
@@ -12,6 +13,7 @@ from typing import Final
 __all__ = ["Cut", "Proxy"]
 
 CHUNK: Final = 65_536
+A_MOMENT: Final = 0.2
 
 
 class Cut(Enum):
@@ -106,6 +108,8 @@ class Proxy:
                 self._links -= {client, upstream}
             client.close()
             upstream.close()
+            if link.cut is not None:  # the server may have ended without an answer
+                link.cut()
 
     def _request(self, link: "_Link", data: bytes) -> bytes | None:
         with self._lock:
@@ -117,13 +121,11 @@ class Proxy:
             case Cut.BEFORE:
                 link.close()
             case Cut.DURING:
-                link.upstream.sendall(data)
+                link.upstream.sendall(data + link.rest())
                 link.close()
             case Cut.AFTER:
-                link.deaf = True
-                link.upstream.sendall(data)
-                link.answered.wait(10)
-                link.close()
+                link.cut = self._fired.set  # by the server's answer; more of the request may be to come before it
+                return data
         self._fired.set()
         return None
 
@@ -135,15 +137,21 @@ class _Link:
         self._open = is_open
         self.client = client
         self.upstream = upstream
-        self.deaf = False
-        self.answered = threading.Event()
+        self.cut: Callable[[], None] | None = None
+        """Called when the server has answered what the client is to hear no answer to."""
 
     def answer(self, data: bytes) -> bytes | None:
-        """Let the client hear the server, unless it is to hear nothing any more."""
-        if not self.deaf:
+        """Let the client hear the server, unless it is to hear nothing any more: then both sides are cut."""
+        if self.cut is None:
             return data
-        self.answered.set()
+        self.close()
+        self.cut()
         return None
+
+    def rest(self) -> bytes:
+        """Return what the client sends right after what was read of it: a body may follow its head."""
+        coming, _, _ = select.select([self.client], [], [], A_MOMENT)
+        return self.client.recv(CHUNK) if coming else b""
 
     def pump(self, source: socket.socket, target: socket.socket, through: Callable[[bytes], bytes | None]) -> None:
         """Pass on what comes, until one side is gone."""

@@ -77,10 +77,16 @@ class Member:
     def runs(self) -> bool:
         """Return whether its process is there."""
         try:
-            state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+            return _state(Path(f"/proc/{self.pid}/stat")) != "Z"
         except OSError:
             return False
-        return state != "Z"
+
+    def rests(self) -> bool:
+        """Return whether every one of its threads is suspended: one that was in the kernel may take a lock first."""
+        try:
+            return all(_state(each) == "T" for each in Path(f"/proc/{self.pid}/task").glob("*/stat"))
+        except OSError:  # it has ended, or one of them just now
+            return not self.runs()
 
     def send(self, number: int) -> None:
         """Send its process, and those it has started, a signal."""
@@ -91,6 +97,10 @@ class Member:
         """End it at once."""
         self.send(signal.SIGKILL)
         until(lambda: not self.runs(), f"{self.name} is gone")
+
+
+def _state(file: Path) -> str:
+    return file.read_text().rpartition(")")[2].split()[0]
 
 
 @dataclass
@@ -246,7 +256,7 @@ class Stage:
 
         def halted() -> bool:
             member.send(signal.SIGSTOP)
-            time.sleep(0.002)
+            until(member.rests, f"{name} rests")
             if self.store.is_writing(name):
                 member.send(signal.SIGCONT)
                 time.sleep(0.003)
