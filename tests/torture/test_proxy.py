@@ -50,7 +50,7 @@ def test_a_request_in_two_pieces_is_cut_where_it_should_be(
 
 
 def test_a_request_that_is_cut_on_its_way_is_there_whole(listening: socket.socket, crew: Crew):
-    """The server gets the body that follows at once, too; whether it can still answer is its own affair."""
+    """The server gets the body that follows at once, too; its answer may be quicker than the cut."""
     proxy = Proxy(listening.getsockname()[1])
     crew.start(lambda: served(listening))
     with socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as client:
@@ -58,6 +58,6 @@ def test_a_request_that_is_cut_on_its_way_is_there_whole(listening: socket.socke
         client.sendall(b"POST")
         client.sendall(b"body")
         assert proxy.wait(10)
-        assert client.recv(100) == b""
+        client.recv(100)
     assert crew.join(10) == [b"POSTbody"]
     proxy.close()
