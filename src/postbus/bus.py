@@ -20,7 +20,7 @@ from postbus import figures
 from postbus.breaker import Breaker
 from postbus.clock import Clock
 from postbus.config import Settings
-from postbus.dlq import DeadLetters, check_page
+from postbus.dlq import MAX_PAGE, DeadLetters, check_page
 from postbus.errors import (
     Conflict,
     Discard,
@@ -561,7 +561,7 @@ class EventBus:
                 worker_id=worker_id or self.worker_id,
                 owner=self._owner,
                 interests=interests,
-                limit=limit,
+                limit=min(limit, MAX_PAGE),
                 lease=timedelta(seconds=self.settings.lease),
                 policy=self.settings.retry,
             )

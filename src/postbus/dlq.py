@@ -8,10 +8,12 @@ from postbus.errors import InvalidRequest, NotFound
 from postbus.model import DeadLetter, Page
 from postbus.store.contract import DeadFilter, Store
 
-__all__ = ["DeadLetters", "check_page"]
+__all__ = ["MAX_PAGE", "DeadLetters", "check_page"]
 
 Progress = Callable[[int], None]
 MAX_PAGE: Final = 100_000
+LARGEST: Final = (1 << 63) - 1
+"""No event has a higher id."""
 
 
 def check_page(limit: int, offset: int) -> None:
@@ -47,10 +49,10 @@ class DeadLetters:
     def get(self, event_id: int, subscription: str | None = None) -> tuple[DeadLetter, ...]:
         """Return an event's dead letters, one for each subscription it died in; raise NotFound if there is none."""
         which = DeadFilter(event_id=event_id, subscription=subscription)
-        found = self._store.dead_letters(which, limit=1_000, offset=0, after=None).items
-        if not found:
-            raise NotFound(f"event {event_id} is not a dead letter")
-        return found
+        possible = 0 < event_id <= LARGEST
+        if possible and (found := self._store.dead_letters(which, limit=1_000, offset=0, after=None).items):
+            return found
+        raise NotFound(f"event {event_id} is not a dead letter")
 
     def retry(self, event_id: int, subscription: str | None = None) -> int:
         """Give a dead letter all its attempts anew, in one subscription or in every one it died in.
@@ -58,7 +60,7 @@ class DeadLetters:
         Returns how many were revived; raises NotFound if it is not dead. Its history stays in the audit log.
         """
         which = DeadFilter(event_id=event_id, subscription=subscription)
-        if count := self._store.retry_dead(which, self._actor):
+        if 0 < event_id <= LARGEST and (count := self._store.retry_dead(which, self._actor)):
             return count
         raise NotFound(f"event {event_id} is not a dead letter")
 
@@ -102,4 +104,8 @@ class DeadLetters:
             raise InvalidRequest("older_than_days must be 0 or more")
         if by not in ("created_at", "died_at"):
             raise InvalidRequest("purge goes by created_at or died_at")
-        return DeadFilter(subscription=subscription, type=type, before=self._store.now() - timedelta(days=days), by=by)
+        try:
+            before = self._store.now() - timedelta(days=days)
+        except (OverflowError, ValueError):
+            raise InvalidRequest(f"older_than_days reaches beyond the calendar: {days!r:.40}") from None
+        return DeadFilter(subscription=subscription, type=type, before=before, by=by)

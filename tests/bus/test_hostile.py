@@ -210,3 +210,23 @@ def test_a_batch_too_large_for_memory_is_taken_in_parts(bus: EventBus):
     first = bus.poll_many(130)
     assert len(first) == 100
     assert [delivery.attempt for delivery in bus.poll_many(130)] == [1] * 30
+
+
+def test_a_number_that_no_event_has_is_told_so_by_every_verb(bus: EventBus):
+    """Beyond 64 bits too: an error of ours, the same on both stores, and nothing is made."""
+    beyond = 1 << 70
+    bus.publish("a")
+    with pytest.raises(NotFound, match="there is no event"):
+        bus.get(beyond)
+    with pytest.raises(NotFound, match="there is no event"):
+        bus.reset(beyond, "by hand")
+    for verb in (bus.dlq.retry, bus.dlq.get):
+        with pytest.raises(NotFound, match="not a dead letter"):
+            verb(beyond)
+    with pytest.raises(InvalidRequest, match="beyond the calendar"):
+        bus.dlq.purge(beyond)
+    for start in (beyond, -1, 2):
+        with pytest.raises(InvalidRequest, match="start at"):
+            bus.subscriptions.create("s", "*", start=start)
+    assert [each.name for each in bus.subscriptions.list()] == ["default"]
+    assert len(bus.poll_many(beyond)) == 1

@@ -189,7 +189,10 @@ class NewSubscription(Body):
     mode: Literal["queue", "ordered"] = "queue"
     lease: Annotated[float | None, Field(ge=0.1, le=31_536_000)] = None
     retry: Policy | None = None
-    start: Annotated[Literal["now", "beginning"] | int, Field(description="`now`, `beginning`, or an id.")] = "now"
+    start: Annotated[
+        Literal["now", "beginning"] | Annotated[int, Field(ge=0, le=LARGEST)],
+        Field(description="`now`, `beginning`, or an id."),
+    ] = "now"
 
 
 class Rewind(Body):

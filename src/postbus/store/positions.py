@@ -142,5 +142,11 @@ class Positions:
             raise InvalidRequest(f"start at 'now', 'beginning' or an id from {span.pruned:,} to {span.head:,}")
         self._db.run("add_checkpoint", (name, Stream.EVENTS, position, span.log_id, self._now))
 
+    def check_start(self, start: str | int) -> None:
+        """Raise InvalidRequest for a place where no queue subscription can begin."""
+        head = self.span(Stream.EVENTS).head
+        if start not in ("now", "beginning") and not (isinstance(start, int) and 0 <= start <= head):
+            raise InvalidRequest(f"start at 'now', 'beginning' or an id from 0 to {head:,}")
+
     def _log_id(self) -> str:
         return self._db.value("meta", ("log_id",))

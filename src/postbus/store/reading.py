@@ -39,7 +39,7 @@ from postbus.store.records import (
 from postbus.store.routes import Selection
 from postbus.store.session import Database, Row, Session
 
-__all__ = ["Reading", "dead_keys", "tags_filter"]
+__all__ = ["END_OF_TIME", "Reading", "dead_keys", "tags_filter"]
 
 TOTAL_CAP: Final = 10_000
 END_OF_TIME: Final = (1 << 63) - 1

@@ -66,7 +66,7 @@ from postbus.store.leases import Leases, Taken
 from postbus.store.liveness import Liveness
 from postbus.store.positions import Positions
 from postbus.store.pruning import Pruning
-from postbus.store.reading import Reading, dead_keys, tags_filter
+from postbus.store.reading import END_OF_TIME, Reading, dead_keys, tags_filter
 from postbus.store.records import UNREADABLE, claimed_event, moment, quick_delivery, split_tags
 from postbus.store.redelivering import redeliver
 from postbus.store.reports import Reports
@@ -302,6 +302,8 @@ class SqlStore(Followed):
         self._write(lambda session: self._leases(session).started(lease, worker_id))
 
     def reset(self, event_id: int, subscription: str, reason: str, actor: str) -> None:
+        if not 0 < event_id <= END_OF_TIME:
+            raise NotFound(f"there is no event {event_id}")
         self._write(lambda session: self._leases(session).reset(event_id, subscription, reason, actor))
         self._wake()
 
@@ -546,6 +548,8 @@ class SqlStore(Followed):
             db, catalog, now = session
             if any(each.name == name for each in catalog.subscriptions()):
                 raise Conflict(f"there is a subscription {name!r} already")
+            if mode is Mode.QUEUE:
+                Positions(session).check_start(start)
             db.run("add_subscription", (*row, now))
             bump(session)
             catalog.refresh(db)
