@@ -38,7 +38,8 @@ LOOK_EVERY: Final = 1.0
 LOOK_AGAIN: Final = 0.01
 BRISK: Final = 0.002
 """Seconds that the event loop may be kept: about what a commit takes on a disk that is not slow."""
-REST: Final = 1.0
+SHARE: Final = 0.05
+"""How much of the loop's time may go to what took longer."""
 FEW: Final = 10
 SMALL: Final = 65_536
 
@@ -89,8 +90,8 @@ class Haste:
         except WouldWait:
             return None
         finally:
-            if time.monotonic() - began > BRISK:  # the disk is slow, now or always
-                self._rested = time.monotonic() + REST
+            if (took := time.monotonic() - began) > BRISK:  # the disk is slow, now or always
+                self._rested = began + took / SHARE
 
 
 class Lane(Generic[A, R]):
