@@ -420,3 +420,16 @@ def test_others_are_as_patient_as_ever_beside_one_in_a_hurry(store: SqliteStore,
         crew.join(10)
     elsewhere.close()
     assert store.stats().events == 1
+
+
+def test_only_the_first_write_is_in_a_hurry(store: SqliteStore, path: Path, crew: Crew):
+    """Whatever belongs to a write that was done is not left undone for a lock that is held by then."""
+    elsewhere = other(path)
+    with store.hurried():
+        publish(store, 1)
+        elsewhere.execute("BEGIN IMMEDIATE")
+        crew.start(lambda: threading.Event().wait(0.2) or elsewhere.execute("ROLLBACK"))
+        publish(store, 1)
+    crew.join(10)
+    elsewhere.close()
+    assert store.stats().events == 2

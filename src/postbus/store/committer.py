@@ -135,10 +135,13 @@ class Committer(Generic[C]):
     def _lead_or_wait(self, slot: _Slot) -> bool:
         """Return True when this caller must lead now, False when its operation has been run by another."""
         with self._guard:
+            hurried = self._hurried == threading.get_ident()
             if not self._led:
                 self._led = True
+                if hurried:
+                    self._hurried = None  # what follows a first write of the block must not be left undone
                 return True
-            if self._hurried == threading.get_ident():
+            if hurried:
                 raise WouldWait
             slot.turn = threading.Lock()
             slot.turn.acquire()

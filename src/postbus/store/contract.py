@@ -349,8 +349,9 @@ class Store(Protocol):
         ...
 
     def hurried(self) -> AbstractContextManager[None]:
-        """Have this thread wait for nobody until the end of the block: what would have to, raises WouldWait.
+        """Have this thread wait for nobody with the first write of the block: if it would have to, it raises WouldWait.
 
+        Nothing has been done then. What else a verb writes after its first transaction waits as ever.
         For what an event loop may do itself. A store behind a server always has to wait, and raises at once.
         """
         ...

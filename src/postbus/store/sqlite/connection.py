@@ -85,6 +85,8 @@ class Database:
             if self._patience.is_hurried():
                 raise WouldWait from None
             raise
+        if self._patience.is_hurried():
+            self._patience.hurried = None  # what follows a first write of the block must not be left undone
 
     @contextmanager
     def hurried(self) -> Generator[None]:
