@@ -25,6 +25,7 @@ __all__ = [
     "BUCKETS",
     "METRICS",
     "OUTCOMES",
+    "Counted",
     "Figures",
     "Metric",
     "Region",
@@ -49,6 +50,8 @@ BUCKETS: Final = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0,
 )  # fmt: skip
 """Seconds; what took longer than the last falls into one bucket more."""
+MOMENT: Final = 1.0
+"""For how many seconds a count is waited for; what takes longer is told the next time."""
 OUTCOMES: Final[Mapping[type[Outcome], str]] = {
     Done: "completed",
     DoneWithErrors: "completed_with_errors",
@@ -89,7 +92,7 @@ BREAKER: Final = Metric(
 DEPTH: Final = Metric(
     "postbus_deliveries",
     "gauge",
-    "Deliveries of a queue: pending, of these scheduled for later, processing, dead.",
+    "Deliveries: pending, of these scheduled for later, processing, dead; of a follower or Spark stream dead, parked.",
     ("subscription", "state"),
 )
 OLDEST: Final = Metric(
@@ -324,8 +327,40 @@ def of_stats(stats: Stats) -> Samples:
         key = UNHANDLED.name, (where.partition("/")[0],)
         told[key] = told.get(key, 0.0) + count
     for each in stats.checkpoints:
+        told[DEPTH.name, (each.subscription, "dead")] = stats.dead.get(each.subscription, 0)
+        told[DEPTH.name, (each.subscription, "parked")] = stats.parked.get(each.subscription, 0)
         told[LAG_EVENTS.name, (each.subscription,)] = each.lag
         told[LAG_SECONDS.name, (each.subscription,)] = each.waiting.total_seconds() if each.waiting else 0.0
         told[STOPPED.name, (each.subscription,)] = each.stopped is not None
     told |= {(RECENT.name, (action.lower(),)): count for action, count in stats.rates.items()}
     return {key: (float(value),) for key, value in told.items()}
+
+
+class Counted:
+    """Figures that may take long to count: whoever asks gets the last count while the next is being made."""
+
+    def __init__(self, count: Callable[[], Samples], probe: Callable[[], object]) -> None:
+        """Count in a thread of its own; `probe` asks the least, and raises if there is nobody to answer."""
+        self._count = count
+        self._probe = probe
+        self._known: Samples = {}
+        self._failed: Exception | None = None
+        self._thread: threading.Thread | None = None
+
+    def samples(self) -> Samples:
+        """Return the figures as far as they are known, within a moment; raise what is wrong. One thread at a time."""
+        self._probe()
+        if self._thread is None or not self._thread.is_alive():
+            self._failed = None
+            self._thread = threading.Thread(target=self._refresh, name="postbus-counting", daemon=True)
+            self._thread.start()
+        self._thread.join(MOMENT)
+        if self._failed is not None:
+            raise self._failed
+        return self._known
+
+    def _refresh(self) -> None:
+        try:
+            self._known = self._count()
+        except Exception as error:  # noqa: BLE001  raised where somebody asks
+            self._failed = error

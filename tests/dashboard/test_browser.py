@@ -136,6 +136,40 @@ def test_a_filter_can_be_sent_to_a_colleague(served: Served, open_page: Callable
     expect(live.get_by_label("Type")).to_have_value("unfinis")
 
 
+def test_a_page_that_is_not_renewed_says_so_and_recovers(browser: Browser, served: Served):
+    """A stream that is refused, and a look that fails, show as "not live" until both work again."""
+    page = browser.new_context().new_page()
+    mark = page.get_by_text("not live")
+    page.route("**/live", lambda route: route.fulfill(status=503), times=1)
+    page.goto(f"{served.url}/dashboard/events")
+    expect(mark).to_be_visible()
+    expect(mark).to_be_hidden(timeout=20_000)
+    served.bus.publish("fresh")
+    expect(page.get_by_role("cell", name="fresh")).to_be_visible(timeout=20_000)
+    page.route("**/events", lambda route: route.fulfill(status=503))
+    served.bus.publish("a")
+    expect(mark).to_be_visible(timeout=20_000)
+    page.unroute("**/events")
+    served.bus.publish("b")
+    expect(mark).to_be_hidden(timeout=20_000)
+    page.context.close()
+
+
+def test_what_somebody_opened_stays_open(served: Served, open_page: Callable[..., Page]):
+    """An error that is being read is not folded away by the next look; one that was closed stays closed."""
+    event = served.bus.publish("order")
+    (delivery,) = served.bus.poll_many(1)
+    served.bus.finalize(delivery, errors=["one thing", "another thing"])
+    page = open_page(f"events/{event.id}")
+    for summary in page.locator("summary").all():
+        summary.click()
+    page.evaluate("addEventListener('htmx:afterSettle', () => { document.title = 'looked again'; })")
+    served.bus.publish("fresh")
+    expect(page).to_have_title("looked again", timeout=20_000)
+    expect(page.locator("details pre", has_text="one thing")).to_be_visible()
+    expect(page.locator("details pre", has_text="another thing")).to_be_hidden()
+
+
 def test_nothing_that_was_published_runs(served: Served, open_page: Callable[..., Page]):
     """Markup in every field is shown as text on every page."""
     for each in CORPUS:

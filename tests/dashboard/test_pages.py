@@ -1,7 +1,7 @@
 """The dashboard's pages and what their buttons do, asked for by plain HTTP on both stores."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable
 from html import unescape
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,50 +13,17 @@ import pytest
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
-from postbus import Discard, EventBus
+from postbus import Discard, EventBus, StoreUnavailable
 from postbus.dashboard.pages import PER_PAGE
 from postbus.dashboard.sessions import COOKIE
 from postbus.http.app import create_app
-from postbus.store.contract import DeadFilter
+from postbus.model import Stream
+from tests.dashboard.asking import act, confirm, dead, kill, see
 from tests.http.serving import Served, serving
 
 PAGES = ("", "events", "dead", "subscriptions", "workers", "pipeline", "system")
 NASTY = "<script>document.title='run'</script>\"'&"
 NAME = "<script>document.title='run'<b>\"'&?#"
-
-
-@pytest.fixture
-def served(kind: str, tmp_path: Path) -> Iterator[Served]:
-    """Give a server without tokens."""
-    with serving(kind, tmp_path) as served:
-        yield served
-
-
-@pytest.fixture
-def guarded(kind: str, tmp_path: Path) -> Iterator[Served]:
-    """Give a server that asks for tokens."""
-    with serving(kind, tmp_path, auth=True, local=False) as served:
-        yield served
-
-
-def see(served: Served, path: str, expected: int = 200, /, **query: Any) -> str:
-    """Return the text of a page, as people read it."""
-    answer = served.http.get(f"/dashboard/{path}", params=query)
-    assert answer.status_code == expected, answer.text
-    return unescape(re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", answer.text)))
-
-
-def act(served: Served, path: str, **form: Any) -> httpx2.Response:
-    """Send a form as a browser would from our own page."""
-    return served.http.post(f"/dashboard/{path}", data=form, headers={"origin": served.url})
-
-
-def kill(bus: EventBus, count: int = 1, message: str = "order 17 has no address") -> list[int]:
-    """Publish events that die of the same error."""
-    made = bus.publish_many([{"type": "order", "payload": {"n": number}} for number in range(count)])
-    for each in bus.poll_many(count, types=["order"]):
-        bus.finalize(each, success=False, errors=[Discard(message)], retry=False)
-    return [each.id for each in made]
 
 
 # ── pages ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -78,6 +45,24 @@ def test_the_overview_tells_what_needs_attention(served: Served):
     assert "2 dead letters in default" in told
     assert "nobody handles lonely in default: 1 event waiting" in told
     assert "side is paused" in told
+
+
+def test_what_followers_left_behind_needs_attention_too(served: Served, eventually: Callable[..., Any]):
+    """Not all is well where a follower has dead letters, or events parked behind them."""
+    served.bus.subscriptions.delete("default")
+    assert eventually(lambda: "All is well" in see(served, ""))
+
+    @served.bus.follow("sales", on_error="park_key")
+    def sell(event: object) -> None:
+        raise Discard("no")
+
+    served.bus.publish_many([{"type": "a", "key": "k"}] * 3)
+    eventually(lambda: "2 events parked behind a dead letter in sales" in see(served, ""), within=30)
+    told = see(served, "")
+    assert "1 dead letter in sales" in told
+    assert "1 dead letters, 2 parked" in told
+    assert "All is well" not in told
+    assert "Dead 1 , 2 parked behind" in see(served, "subscriptions")
 
 
 def test_an_event_shows_its_whole_story(served: Served):
@@ -105,6 +90,58 @@ def test_what_is_not_there_is_said_to_be_so(served: Served):
         see(served, f"events/{digits}", 404)
         see(served, "events", 422, after=digits)
         see(served, "events", number=digits)
+
+
+def test_what_was_deleted_since_the_last_count_spoils_no_page(
+    served: Served, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
+):
+    """A queue that is still in the figures is shown with them."""
+    monkeypatch.setattr("postbus.dashboard.pulse.SHARE", 1e6)
+    served.bus.subscriptions.create("side", "side.*")
+    eventually(lambda: "side" in see(served, ""))
+    served.bus.subscriptions.delete("side")
+    assert "side" in see(served, "")
+
+
+def test_what_came_between_two_looks_spoils_no_page(served: Served, monkeypatch: pytest.MonkeyPatch):
+    """A Spark stream that begins, or goes, while the page of the pipeline is made."""
+    store = served.bus.store
+    before = store.subscriptions
+
+    def then_another() -> Any:
+        found = before()
+        store.consumer("late", Stream.EVENTS, 0)
+        return found
+
+    monkeypatch.setattr(store, "subscriptions", then_another)
+    assert "Spark streams" in see(served, "pipeline")
+
+
+def test_a_bus_without_the_default_subscription_has_a_page_of_events(served: Served):
+    """Events are shown as they stand in a subscription that is there; without any, simply as they are."""
+    served.bus.subscriptions.create("side", "side.*")
+    served.bus.subscriptions.delete("default")
+    served.bus.publish("side.a")
+    assert "side.a pending" in see(served, "events")
+    see(served, "events", 404, subscription="default")
+    served.bus.subscriptions.delete("side")
+    assert "side.a not wanted here" in see(served, "events")
+
+
+def test_the_system_page_does_not_read_the_whole_store(served: Served, eventually: Callable[..., Any]):
+    """Damage is looked for by `postbus doctor` itself; all else that it finds is here."""
+    told = eventually(lambda: "leases none has run out" in (page := see(served, "system")) and page)
+    assert "every page read" not in told
+
+
+def test_the_system_page_says_that_the_store_is_away(served: Served, monkeypatch: pytest.MonkeyPatch):
+    """Instead of looking for ever."""
+
+    def away() -> Any:
+        raise StoreUnavailable("the disk is gone")
+
+    monkeypatch.setattr(served.bus.store, "handlers", away)
+    assert "The store does not answer: the disk is gone" in see(served, "system")
 
 
 def test_events_are_filtered_and_paged_by_key(served: Served):
@@ -178,19 +215,26 @@ def test_it_can_be_mounted_below_another_application(kind: str, tmp_path: Path):
         assert client.get("/bus/dashboard/static/dashboard.js").status_code == 200
         sent = client.post(
             "/bus/dashboard/dead/act",
-            data={"act": "retry", "all": "1"},
+            data={"act": "retry", "all": "1", "before": served.bus.store.now().isoformat()},
             headers={"origin": "http://127.0.0.1"},
             follow_redirects=False,
         )
         assert sent.headers["location"] == "/bus/dashboard/dead?did=retried&count=2"
 
 
+def test_the_slash_may_be_left_out(served: Served):
+    """`/dashboard`, as `postbus serve` prints it, leads there, mounted or not; it is no part of the API."""
+    outer = FastAPI()
+    outer.mount("/bus", served.app)
+    mounted = TestClient(outer, base_url="http://127.0.0.1", follow_redirects=False)
+    assert served.http.get("/dashboard").headers["location"] == "/dashboard/"
+    assert mounted.get("/bus/dashboard").headers["location"] == "/bus/dashboard/"
+    refused = served.http.post("/dashboard")
+    assert (refused.status_code, sorted(refused.headers["allow"].split(", "))) == (405, ["GET", "HEAD"])
+    assert "/dashboard" not in served.http.get("/openapi.json").json()["paths"]
+
+
 # ── acting ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def dead(bus: EventBus) -> set[int]:
-    """Return which events are dead letters."""
-    return {each.event.id for each in bus.store.dead_letters(DeadFilter(), limit=100, offset=0, after=None)}
 
 
 def test_dead_letters_are_grouped_by_what_they_died_of(served: Served):
@@ -202,7 +246,7 @@ def test_dead_letters_are_grouped_by_what_they_died_of(served: Served):
     assert "4 Discard order <n> has no address" in told
     fault = "Discard: order <n> has no address"
     assert "Retry 4 dead letters?" in see(served, "dead/confirm", act="retry", fault=fault)
-    done = act(served, "dead/act", act="retry", fault=fault, all="1")
+    done = act(served, "dead/act", **confirm(served, "dead/confirm", act="retry", fault=fault))
     assert done.headers["location"].endswith("/dead?did=retried&count=4")
     assert "4 will be tried again." in see(served, "dead", did="retried", count="4")
     assert dead(served.bus) == set(other)
@@ -233,9 +277,11 @@ def test_all_that_match_are_meant_whatever_their_error(served: Served):
     first = kill(served.bus, 2, "one") + kill(served.bus, 1, "two")
     assert "Retry 3 dead letters?" in see(served, "dead/confirm", act="retry", type="order")
     assert "Retry 0 dead letters?" in see(served, "dead/confirm", act="retry", type="mail")
-    assert act(served, "dead/act", act="retry", all="1", type="mail").headers["location"].endswith("count=0")
+    none = confirm(served, "dead/confirm", act="retry", type="mail")
+    assert act(served, "dead/act", **none).headers["location"].endswith("count=0")
     assert dead(served.bus) == set(first)
-    assert act(served, "dead/act", act="retry", all="1", subscription="default").headers["location"].endswith("count=3")
+    every = confirm(served, "dead/confirm", act="retry", subscription="default")
+    assert act(served, "dead/act", **every).headers["location"].endswith("count=3")
     assert dead(served.bus) == set()
 
 
@@ -313,7 +359,7 @@ def test_who_may_only_look_cannot_act(guarded: Served):
     assert {each for each, status in answers.items() if status == 403} == acts
     sign_in(guarded, "admin")
     assert "Retry" in see(guarded, "dead")
-    assert act(guarded, "dead/act", act="retry", all="1").status_code == 303
+    assert act(guarded, "dead/act", **confirm(guarded, "dead/confirm", act="retry")).status_code == 303
     assert served_by(guarded) == "dashboard:test"
 
 
@@ -352,6 +398,20 @@ def test_a_session_is_sealed_expires_and_ends_with_its_token(guarded: Served, mo
     guarded.bus.store.revoke_token(identity)
     guarded.app.state.desk.tokens.refresh()
     assert guarded.http.get("/dashboard/dead").status_code == 303
+
+
+def test_a_store_that_is_away_is_a_page_that_says_so(guarded: Served, monkeypatch: pytest.MonkeyPatch):
+    """Also where only the session is looked up, or somebody signs in: no bare error."""
+    sign_in(guarded, "read")
+
+    def away() -> Any:
+        raise StoreUnavailable("the store is away")
+
+    monkeypatch.setattr(guarded.bus.store, "tokens", away)
+    monkeypatch.setattr("postbus.tokens.REMEMBER", -1.0)
+    assert "the store is away" in see(guarded, "dead", 503)
+    again = guarded.http.post("/dashboard/sign-in", data={"token": "postbus_x_y"}, headers={"origin": guarded.url})
+    assert (again.status_code, "the store is away" in again.text) == (503, True)
 
 
 def test_a_form_from_elsewhere_does_nothing(served: Served):

@@ -3,6 +3,7 @@
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,7 +81,7 @@ def test_handlers_beside_a_server_are_told_of_by_it(kind: str, tmp_path: Path):
     def sell(event: object) -> None:
         pass
 
-    told = Metrics(bus.stats)
+    told = Metrics(bus)
     bus.publish_many([{"type": "good"}, {"type": "good"}, {"type": "bad"}])
     with bus:
         bus.wait_idle(10)
@@ -91,6 +92,24 @@ def test_handlers_beside_a_server_are_told_of_by_it(kind: str, tmp_path: Path):
     assert page.value("postbus_lag_events", subscription="sales") == 0
     assert page.value("postbus_follower_stopped", subscription="sales") == 0
     assert page.value("postbus_deliveries", subscription="default", state="dead") == 1
+
+
+@on_sqlite
+def test_what_followers_leave_behind_is_told(kind: str, tmp_path: Path):
+    """Dead letters, and what is parked behind them: an alert on dead letters sees them too."""
+    bus = EventBus(f"sqlite:///{tmp_path / 'bus.db'}")
+
+    @bus.follow("sales", on_error="park_key")
+    def sell(event: object) -> None:
+        raise Discard("no")
+
+    told = Metrics(bus)
+    *_, last = bus.publish_many([{"type": "a", "key": "k"}] * 3)
+    with bus:
+        bus.wait_for("sales", last.id, timeout=10)
+        page = Told(told.written("")[0].decode())
+    assert page.value("postbus_deliveries", subscription="sales", state="dead") == 1
+    assert page.value("postbus_deliveries", subscription="sales", state="parked") == 2
 
 
 def test_names_and_labels_follow_the_rules():
@@ -186,3 +205,40 @@ def test_a_store_that_hangs_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch
     free.set()
     monkeypatch.setattr(metrics, "PATIENCE", 30)
     assert looked.samples()[figures.UP.name, ()] == (1.0,)
+
+
+@on_sqlite
+def test_a_store_that_takes_long_to_count_is_up(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """It answers: the last count is told while the next is made, and of several who ask none begins another."""
+    bus = EventBus(f"sqlite:///{tmp_path / 'bus.db'}")
+    bus.publish("a")
+    stats, free, times = bus.store.stats, threading.Event(), list[int]()
+
+    def slow() -> Any:
+        times.append(1)
+        free.wait(30)
+        return stats()
+
+    monkeypatch.setattr(bus.store, "stats", slow)
+    monkeypatch.setattr(metrics, "PATIENCE", 0.5)
+    monkeypatch.setattr(metrics, "REMEMBER", 0.0)
+    monkeypatch.setattr(figures, "MOMENT", 0.01)
+    page = Metrics(bus)
+
+    def told() -> tuple[float | None, float | None]:
+        shown = Told(page.written("")[0].decode())
+        return shown.value("postbus_up"), shown.value("postbus_events")
+
+    assert [told() for _ in range(3)] == [(1, None)] * 3
+    assert len(times) == 1
+    free.set()
+    monkeypatch.setattr(figures, "MOMENT", 30)
+    monkeypatch.setattr(metrics, "PATIENCE", 30)
+    assert told() == (1, 1)
+    free.clear()
+    bus.publish("a")
+    monkeypatch.setattr(figures, "MOMENT", 0.01)
+    assert told() == (1, 1)
+    free.set()
+    bus.shutdown()
+    assert told() == (0, None)

@@ -19,7 +19,7 @@ from postbus.dashboard.pulse import Background, Pulse
 from postbus.dashboard.room import Board, Room, base_of, form
 from postbus.dashboard.sessions import COOKIE, LASTS, Sessions
 from postbus.doctor import Patient
-from postbus.errors import NotFound, PostbusError, StoreUnavailable
+from postbus.errors import PostbusError, http_status
 from postbus.telling import age
 
 __all__ = ["create_dashboard"]
@@ -42,7 +42,7 @@ def create_dashboard(board: Board) -> Starlette:
         {"age": _age, "moment": moment_text, "q": _quoted}
     )
     store = board.bus.store
-    findings = Background(lambda: list(Patient(store, "").examined()), FINDINGS_FRESH)
+    findings = Background(lambda: list(Patient(store, "").watched()), FINDINGS_FRESH)
     room = Room(board, Pulse(store), findings, Sessions(board.tokens), templates)
 
     def route(path: str, page: Page, method: str = "GET", *, needs: str = "read") -> Route:
@@ -93,13 +93,16 @@ def _plain(room: Room, page: Callable[..., Coroutine[Any, Any, Response]]) -> Ca
     @wraps(page)
     async def served(request: Request, *rest: Any) -> Response:
         del rest
-        return await page(room, request)
+        try:
+            return await page(room, request)
+        except PostbusError as error:
+            return _failed(room, request, http_status(error), str(error))
 
     return served
 
 
-def _guarded(room: Room, page: Page, needs: str) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-    async def served(request: Request) -> Response:
+def _guarded(room: Room, page: Page, needs: str) -> Callable[..., Any]:
+    async def guarded(room: Room, request: Request) -> Response:
         visitor = await room.board.read(room.sessions.visitor, request.cookies.get(COOKIE))
         if visitor is None:
             return _to_sign_in(request)
@@ -108,13 +111,9 @@ def _guarded(room: Room, page: Page, needs: str) -> Callable[[Request], Coroutin
             return _failed(room, request, 403, "Your token may look, and not act: this needs one with the scope admin.")
         if request.method == "POST" and not is_own(request):
             return _failed(room, request, 403, "This did not come from a page of this dashboard.")
-        try:
-            return await page(room, request)
-        except PostbusError as error:
-            status = 404 if isinstance(error, NotFound) else 503 if isinstance(error, StoreUnavailable) else 422
-            return _failed(room, request, status, str(error))
+        return await page(room, request)
 
-    return served
+    return _plain(room, guarded)
 
 
 def is_own(request: Request) -> bool:
@@ -133,7 +132,8 @@ def _to_sign_in(request: Request) -> Response:
 
 
 def _failed(room: Room, request: Request, status: int, why: str) -> Response:
-    return room.shown(request, "problem.html", request.state.visitor, status, why=why, title="Not done")
+    visitor = getattr(request.state, "visitor", None)  # none where it could not even be found out who asks
+    return room.shown(request, "problem.html", visitor, status, why=why, title="Not done")
 
 
 async def sign_in(room: Room, request: Request) -> Response:

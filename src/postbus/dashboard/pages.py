@@ -45,7 +45,7 @@ async def overview(room: Room, request: Request) -> Response:
         look=look and look.value,
         concerns=told,
         crew=crew,
-        modes={each.name: each for each in names},
+        paused={each.name for each in names if each.paused},
         old=None if look is None else datetime.now(UTC) - look.at,
         title="Overview",
     )
@@ -66,13 +66,16 @@ async def events(room: Room, request: Request) -> Response:
         raise InvalidRequest("`after` is the id of an event")
     if asked["status"] and asked["status"] not in tuple(Status):
         raise InvalidRequest(f"there is no status {asked['status']}")
-    await room.board.read(room.board.bus.subscriptions.get, asked["subscription"] or "default")
+    names = [each.name for each in await room.board.read(room.store.subscriptions)]
+    if asked["subscription"] and asked["subscription"] not in names:
+        raise NotFound(f"there is no subscription {asked['subscription']!r}")
+    shown = asked["subscription"] or min(names, key=lambda each: each != "default", default="default")
     page = await room.board.read(
         room.store.list,
         status=Status(asked["status"]) if asked["status"] else None,
         type=asked["type"] or None,
         tags=[asked["tag"]] if asked["tag"] else [],
-        subscription=asked["subscription"] or "default",
+        subscription=shown,
         limit=PER_PAGE,
         offset=0,
         after=after,
@@ -86,7 +89,8 @@ async def events(room: Room, request: Request) -> Response:
         page=page,
         asked=asked,
         after=after,
-        names=[each.name for each in await room.board.read(room.store.subscriptions)],
+        names=names,
+        chosen=shown,
         statuses=list(Status),
         older=None if page.next is None else urlencode(kept | {"after": str(page.next)}),
         newest=urlencode(kept),
@@ -171,6 +175,7 @@ async def subscriptions(room: Room, request: Request) -> Response:
         stands=stands,
         spans=spans,
         depth=depth,
+        look=look and look.value,
         now=await room.board.read(room.store.now),
         ordered=Mode.ORDERED,
         title="Subscriptions",
@@ -209,10 +214,8 @@ async def workers(room: Room, request: Request) -> Response:
 
 async def pipeline(room: Room, request: Request) -> Response:
     """Show what Spark reads and what lies in the lake."""
-    names = {each.name: each for each in await room.board.read(room.store.subscriptions)}
-    stands = [
-        each for each in await room.board.read(room.store.checkpoints) if names[each.subscription].mode is Mode.SPARK
-    ]
+    names = {each.name for each in await room.board.read(room.store.subscriptions) if each.mode is Mode.SPARK}
+    stands = [each for each in await room.board.read(room.store.checkpoints) if each.subscription in names]
     spans = {stream.value: await room.board.read(room.store.span, stream) for stream in Stream}
     lake = await room.board.read(room.board.lake) if room.board.lake is not None else None
     there = room.board.report is not None and room.board.report.is_file()
@@ -239,6 +242,7 @@ async def system(room: Room, request: Request) -> Response:
         "system.html",
         request.state.visitor,
         findings=None if found is None else sorted(found.value, key=lambda each: each.ok),
+        trouble=room.findings.trouble,
         old=None if found is None else datetime.now(UTC) - found.at,
         look=look and look.value,
         took=look and look.took,

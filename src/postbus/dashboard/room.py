@@ -121,6 +121,7 @@ DEEDS: Final = {
     "paused": "Paused: nothing more is claimed from it; what runs goes on.",
     "resumed": "Resumed.",
     "rewound": "Rewound: {} handled again.",
+    "skipped": "Gone forwards: {} passed over.",
     "killed": "A worker was killed. Watch its work come back.",
 }
 

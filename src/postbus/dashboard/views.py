@@ -10,10 +10,9 @@ from urllib.parse import urlencode
 import orjson
 
 from postbus.doctor import SILENT
-from postbus.fingerprint import fingerprint
+from postbus.fingerprint import cause
 from postbus.model import (
     Action,
-    AttemptError,
     DeliveryState,
     Event,
     HandlerRecord,
@@ -21,7 +20,6 @@ from postbus.model import (
     Stats,
     Status,
     Subscription,
-    SubscriptionStats,
 )
 from postbus.pattern import Interest
 from postbus.store.contract import Fault, Store
@@ -35,7 +33,6 @@ __all__ = [
     "Lane",
     "Process",
     "asked_of",
-    "cause",
     "concerns",
     "grouped",
     "lanes",
@@ -72,8 +69,11 @@ def concerns(stats: Stats, crew: Sequence["Process"], subscriptions: Sequence[Su
     for each in stats.checkpoints:
         if each.stopped is not None:
             yield Concern(f"{each.subscription} has stopped: {each.stopped.splitlines()[0]}", "subscriptions")
+    yield from _left(stats)
     for each in stats.subscriptions:
-        yield from _of_queue(each)
+        if each.oldest_age is not None and each.oldest_age > OLD:
+            link = to("events", status="PENDING", subscription=each.name)
+            yield Concern(f"the oldest in {each.name} waits for {age(each.oldest_age)}", link)
     for where, count in stats.unhandled.items():
         name, _, kind = where.partition("/")
         link = to("events", status="PENDING", subscription=name, type=kind)
@@ -84,12 +84,13 @@ def concerns(stats: Stats, crew: Sequence["Process"], subscriptions: Sequence[Su
     yield from _slow(stats, subscriptions)
 
 
-def _of_queue(queue: SubscriptionStats) -> Iterator[Concern]:
-    if queue.dead:
-        yield Concern(f"{many(queue.dead, 'dead letter')} in {queue.name}", to("dead", subscription=queue.name))
-    if queue.oldest_age is not None and queue.oldest_age > OLD:
-        link = to("events", status="PENDING", subscription=queue.name)
-        yield Concern(f"the oldest in {queue.name} waits for {age(queue.oldest_age)}", link)
+def _left(stats: Stats) -> Iterator[Concern]:
+    """Tell of dead letters, and of what waits behind them, in queues, followers and Spark streams alike."""
+    for name, count in stats.dead.items():
+        yield Concern(f"{many(count, 'dead letter')} in {name}", to("dead", subscription=name))
+    for name, count in stats.parked.items():
+        link = to("events", status="PENDING", subscription=name)
+        yield Concern(f"{many(count, 'event')} parked behind a dead letter in {name}", link)
 
 
 def _slow(stats: Stats, subscriptions: Sequence[Subscription]) -> Iterator[Concern]:
@@ -277,11 +278,6 @@ def grouped(faults: Iterable[Fault]) -> list[Group]:
         found.setdefault(cause(each.error), []).append(each)
     groups = [Group(kind, told, tuple(members)) for (kind, told), members in found.items()]
     return sorted(groups, key=lambda each: (-len(each.faults), each.kind, each.fingerprint))
-
-
-def cause(error: AttemptError | None) -> tuple[str, str]:
-    """Return what kind of error it was, and its message folded."""
-    return ("", "no error was recorded") if error is None else (error.type, fingerprint(error.message, error.worker_id))
 
 
 def matching(asked: dict[str, str], faults: Iterable[Fault]) -> list[Fault]:

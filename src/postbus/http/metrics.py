@@ -11,9 +11,9 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import choose_encoder
 
+from postbus.bus import EventBus
 from postbus.errors import InvalidRequest
-from postbus.figures import BUCKETS, METRICS, REQUESTS, UP, Figures, Metric, Place, Samples, listen, of_stats
-from postbus.model import Stats
+from postbus.figures import BUCKETS, METRICS, REQUESTS, UP, Counted, Figures, Metric, Place, Samples, listen, of_stats
 from postbus.observe import tell
 
 __all__ = ["Exposed", "Looked", "Metrics", "serve_figures"]
@@ -105,9 +105,9 @@ def _family(metric: Metric, samples: Samples) -> Family:
 class Metrics(Exposed):
     """The figures of one app."""
 
-    def __init__(self, stats: Callable[[], Stats]) -> None:
+    def __init__(self, bus: EventBus) -> None:
         """Tell of a bus; from now on this process counts."""
-        self._store = Looked(lambda: of_stats(stats()))
+        self._store = Looked(Counted(lambda: of_stats(bus.stats()), lambda: bus.store.breaker("")).samples)
         self._own = Figures()
         shared = listen()
         super().__init__("server", lambda: {**shared.samples(), **self._own.samples(), **self._store.samples()})

@@ -55,15 +55,30 @@
   addEventListener("resize", () => plot && plot.setSize({ width: document.getElementById("chart").clientWidth, height: 230 }));
 
   let stream = null;
+  // Says whether what is shown is renewed: a page that stands still must not look like one on which nothing happens.
+  const mark = (live) => { document.getElementById("not-live").hidden = live; };
   const listen = () => {
     const address = document.body.dataset.live;
     if (!address || stream || document.hidden) return;
     stream = new EventSource(address);
+    stream.addEventListener("open", () => mark(true));
     stream.addEventListener("changed", () => htmx.trigger(document.body, "changed"));
+    stream.addEventListener("error", (error) => {
+      mark(false);
+      // A connection that broke off is taken up again by the browser; one that was refused is closed for good.
+      if (error.target.readyState === EventSource.CLOSED) { stop(); setTimeout(listen, 5000); }
+    });
   };
   const stop = () => { if (stream) { stream.close(); stream = null; } };
   document.addEventListener("visibilitychange", () => (document.hidden ? stop() : listen()));
   addEventListener("pagehide", stop);
+  document.addEventListener("htmx:responseError", () => mark(false));
+  document.addEventListener("htmx:sendError", () => mark(false));
   document.addEventListener("DOMContentLoaded", () => { draw(false); listen(); });
-  document.addEventListener("htmx:afterSettle", () => draw(false));
+  document.addEventListener("htmx:afterSettle", () => {
+    draw(false);
+    if (stream && stream.readyState === EventSource.OPEN) mark(true);
+  });
+  // What somebody has opened or closed stays so, whatever comes with the next look.
+  Idiomorph.defaults.callbacks.beforeAttributeUpdated = (name, node) => name !== "open" || node.localName !== "details";
 })();
