@@ -9,7 +9,9 @@ from pyspark.sql import SparkSession
 
 from postbus import EventBus
 from postbus.spark import session
+from postbus.store import Store
 from tests.postgres.server import server
+from tests.spark.reading import Following
 
 SMALL: Final = {
     "spark.driver.memory": "1g",
@@ -56,3 +58,17 @@ def make_bus(url: str) -> Iterator[Callable[..., EventBus]]:
 def bus(make_bus: Callable[..., EventBus]) -> EventBus:
     """Give a bus."""
     return make_bus()
+
+
+@pytest.fixture
+def follow(url: str, store: Store) -> Iterator[Callable[..., Following]]:
+    """Give a function that begins a stream, or goes on with one after a crash."""
+    begun: list[Following] = []
+
+    def follow(since: dict[str, Any] | None = None, **options: Any) -> Following:
+        begun.append(Following(url, since, **options))
+        return begun[-1]
+
+    yield follow
+    for each in begun:
+        each.close()

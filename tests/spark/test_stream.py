@@ -44,20 +44,6 @@ def op(store: Store) -> Operator:
     return Operator(store, FrozenClock())
 
 
-@pytest.fixture
-def follow(url: str, store: Store) -> Iterator[Callable[..., Following]]:
-    """Give a function that begins a stream, or goes on with one after a crash."""
-    begun: list[Following] = []
-
-    def follow(since: dict[str, Any] | None = None, **options: Any) -> Following:
-        begun.append(Following(url, since, **options))
-        return begun[-1]
-
-    yield follow
-    for each in begun:
-        each.close()
-
-
 Follow = Callable[..., Following]
 
 

@@ -63,7 +63,7 @@ def _bound(  # noqa: PLR0917  the parts of one decision
             "nothing is pruned that no lake holds"
         )
     mine = [each for each in checkpoints if each.stream is stream]
-    past = tuple(each for each in mine if each.position < span.head and now - each.moved_at > max_hold)
+    past = tuple(each for each in mine if _stands_still(each, now, max_hold))
     limits = [
         (store.before(stream, now - older_than), f"younger than {_words(older_than)}"),
         (entries[-1].through if entries else span.pruned, "not in the lake yet"),
@@ -75,6 +75,12 @@ def _bound(  # noqa: PLR0917  the parts of one decision
     through = max(span.pruned, whole)
     cut_off = tuple(each for each in past if each.position < through)
     return Bound(stream, span.pruned, through, why if through < span.head else None, cut_off)
+
+
+def _stands_still(checkpoint: Checkpoint, now: datetime, max_hold: timedelta) -> bool:
+    """Return whether it has not moved for too long although there was something to do: one that was idle has not."""
+    waiting = checkpoint.waiting
+    return waiting is not None and waiting > max_hold and now - checkpoint.moved_at > max_hold
 
 
 def _words(length: timedelta) -> str:

@@ -83,7 +83,9 @@ def handle(
     retried by the policy, in this process, and at last a dead letter, seen and retried by `dlq` as any other. The
     stream goes on meanwhile. `function` is a plain or an async function of (event), and may raise Discard or
     RetryLater; `timeout` is for one call. `trigger` is what `writeStream.trigger` takes, `{"availableNow": True}`; a
-    stream that has come to its end waits up to `drain` seconds for its retries.
+    stream that has come to its end waits up to `drain` seconds for its retries. Read the stream with the option
+    `consumer`, so that pruning waits for it: where an event is pruned before its failure is recorded, the stream ends
+    with UnsafeStore.
 
     Raises InvalidRequest for a DataFrame that is no such stream, Conflict if `consumer` is a subscription of another
     mode. A function that ends its whole process ends the stream, as any task of Spark's does.

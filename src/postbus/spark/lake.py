@@ -5,12 +5,13 @@
 import logging
 import os
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import reduce
 from operator import or_
 from typing import Any, Final
+from uuid import uuid4
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException, PySparkException, StreamingQueryException
@@ -22,18 +23,21 @@ from pyspark.sql.types import StringType, StructField, StructType, VariantType
 from postbus.errors import Conflict, InvalidRequest, UnsafeStore
 from postbus.model import Stream
 from postbus.observe import probe, tell
-from postbus.spark.manifest import DATA, MODULUS, Entry, Manifest
+from postbus.spark.manifest import DATA, MODULUS, Entry, Folder, Manifest
 from postbus.spark.source import open_bus, segment_name
 from postbus.store import Store
 from postbus.store.extract import RELATIONS
 
 __all__ = ["Lake", "Progress", "ingest", "is_current"]
 
+DAY_MICROS: Final = 86_400_000_000
 SEGMENT_ROWS: Final = 250_000
 SEGMENT_TASKS: Final = 4
 """As many files has a segment at most a day: more would be small, fewer leave cores idle."""
 COMPACT_BYTES: Final = 256_000_000
 GRACE: Final = timedelta(hours=24)
+LOOK_SECONDS: Final = 1.0
+"""How long each of the streams that run side by side is waited for in turn."""
 COLUMNS: Final[dict[Stream, tuple[str, ...]]] = {stream: tuple(RELATIONS[stream].names) for stream in Stream}
 VARIANT: Final = "payload_variant"
 FORMATS: Final = ("delta", "iceberg")
@@ -118,13 +122,16 @@ class Lake:
 
     def write(self, frame: DataFrame, stream: Stream, log_id: str, after: int) -> Entry | None:
         """Write the rows behind a position as a segment; return its entry, which is not part of the lake yet."""
-        days = F.date_format(F.col("created_at"), "yyyy-MM-dd")
+        # In UTC: whatever cuts a moment into days by itself goes by the session's time zone.
+        days = F.floor(F.unix_micros("created_at") / DAY_MICROS).cast("int")
+        day = F.date_from_unix_date(days).cast("string")
         segment = segment_name(after)
-        return self._write(frame.withColumn("dt", days), stream, Entry(segment, log_id, after, after, 0, 0, (), 0, ""))
+        return self._write(frame.withColumn("dt", day), stream, Entry(segment, log_id, after, after, 0, 0, (), 0, ""))
 
     def _write(self, frame: DataFrame, stream: Stream, entry: Entry) -> Entry | None:
         folder = self.manifests[stream].folder
-        label = entry.segment if not entry.generation else f"{entry.segment}g{entry.generation}"
+        # Never the same twice: a writer that lost its hold unawares overwrites nothing that its heir has written.
+        label = f"{entry.segment}g{entry.generation}-{uuid4().hex[:12]}"
         told = Observation()
         columns = COLUMNS[stream]
         shaped = frame.select(*columns, "dt", "segment").withColumn("seg", F.lit(label))
@@ -178,6 +185,21 @@ class Lake:
 
     # ── erasing ──────────────────────────────────────────────────────────────────────────────────────────────────
 
+    def require_erasable(self, store: Store) -> None:
+        """Raise where `erase` would do the wrong thing, or half of it. Needs no Spark.
+
+        UnsafeStore: it is another bus's lake, where the same ids mean other events. Conflict: tables of another format
+        hold copies, which only a Spark with their jars could rewrite.
+        """
+        for stream in Stream:
+            _end(store, self, stream)
+        for name in FORMATS:
+            if Folder(f"{self.url}/{name}").is_there:
+                raise Conflict(
+                    f"{self.url}/{name} has copies that an erase does not reach; nothing was erased. Remove that "
+                    f"folder, erase, and let the next ingest --format {name} build it anew"
+                )
+
     def find(self, spark: SparkSession, *, uid: str | None = None, key: str | None = None) -> list[int]:
         """Return the ids of the events that have this uid or this key."""
         wanted = (F.col("uid") == uid) if uid is not None else (F.col("key") == key)
@@ -195,12 +217,15 @@ class Lake:
             says.append(F.size("metadata") > 0)
         return frame.join(F.broadcast(_named(spark, ids)), F.col(key) == F.col("erased")).filter(reduce(or_, says))
 
-    def erase(self, spark: SparkSession, ids: Sequence[int]) -> int:
+    def erase(self, spark: SparkSession, ids: Sequence[int], *, check: Check | None = None) -> int:
         """Blank what these events say of anybody, as the store does; return how many segments were rewritten.
 
-        Their old files are removed at once: whoever is reading them has to begin anew.
+        Their old files are removed at once: whoever is reading them has to begin anew. So are those that an earlier run
+        was killed before removing. `check` raises if the lake is not the caller's to write to any more.
         """
-        return sum(self._blank(spark, stream, each, ids) for stream in Stream for each in self._touched(stream, ids))
+        return sum(
+            self._blank(spark, stream, each, ids, check) for stream in Stream for each in self._touched(stream, ids)
+        )
 
     def _touched(self, stream: Stream, ids: Sequence[int]) -> list[Entry]:
         entries = self.manifests[stream].entries()
@@ -208,9 +233,13 @@ class Lake:
             return entries if ids else []
         return [each for each in entries if any(each.after < one <= each.through for one in ids)]
 
-    def _blank(self, spark: SparkSession, stream: Stream, entry: Entry, ids: Sequence[int]) -> bool:
+    def _blank(
+        self, spark: SparkSession, stream: Stream, entry: Entry, ids: Sequence[int], check: Check | None
+    ) -> bool:
         frame = self.frame(spark, stream, entry.files)
         if self._meant(spark, frame, stream, ids).isEmpty():
+            _require(check)
+            self.manifests[stream].sweep(entry)
             return False
         key, blanks = _blanks(stream)
         marked = frame.join(F.broadcast(_named(spark, ids)), F.col(key) == F.col("erased"), "left")
@@ -225,6 +254,7 @@ class Lake:
             raise UnsafeStore(f"{self.url}: rewriting {entry.segment} lost rows; nothing changed")
         self.verify(spark, stream, made)
         rewritten = replace(made, replaced=entry.files + entry.replaced)
+        _require(check)
         self.manifests[stream].replace(rewritten)
         self.manifests[stream].sweep(rewritten)
         return True
@@ -258,18 +288,24 @@ class Lake:
     # ── compaction ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def compact(
-        self, spark: SparkSession, *, size: int = COMPACT_BYTES, grace: timedelta = GRACE, today: str | None = None
+        self,
+        spark: SparkSession,
+        *,
+        size: int = COMPACT_BYTES,
+        grace: timedelta = GRACE,
+        today: str | None = None,
+        check: Check | None = None,
     ) -> dict[Stream, tuple[int, int]]:
         """Join small segments of days that are over; return the segments before and after, by stream.
 
         A new generation is written and verified, then its entry flips the manifest at once. The old files stay for
-        `grace`, for those who are reading them.
+        `grace`, for those who are reading them. `check` raises if the lake is not the caller's to write to any more.
         """
         self.sweep(grace)
         before = self.segments()
         for stream in Stream:
             for group in self.joinable(stream, size=size, today=today):
-                self._join(spark, stream, group)
+                self._join(spark, stream, group, check)
         after = self.segments()
         return {stream: (before[stream], after[stream]) for stream in Stream}
 
@@ -286,11 +322,16 @@ class Lake:
         return list(_groups(closed, size))
 
     def sweep(self, grace: timedelta = GRACE) -> None:
-        """Remove what was replaced longer than `grace` ago. Needs no Spark."""
+        """Remove what was replaced longer than `grace` ago, and what killed writers left. Needs no Spark."""
         for manifest in self.manifests.values():
             self._sweep(manifest, grace)
 
-    def _join(self, spark: SparkSession, stream: Stream, group: Sequence[Entry]) -> None:
+    def tidy(self, store: Store) -> None:
+        """Remove what killed writers left, also of rows that only the store holds yet. Needs no Spark."""
+        for stream, manifest in self.manifests.items():
+            manifest.tidy(store.span(stream))
+
+    def _join(self, spark: SparkSession, stream: Stream, group: Sequence[Entry], check: Check | None) -> None:
         manifest, first = self.manifests[stream], group[0]
         generation = 1 + max(each.generation for each in group)
         wanted = replace(first, generation=generation, through=group[-1].through, replaced=())
@@ -304,7 +345,9 @@ class Lake:
                 f"{self.url}: joining {first.segment} and {len(group) - 1} more lost rows; nothing changed"
             )
         self.verify(spark, stream, made)
-        manifest.replace(replace(made, replaced=tuple(file for each in group for file in each.files)))
+        old = tuple(file for each in group for file in (*each.files, *each.replaced))
+        _require(check)
+        manifest.replace(replace(made, replaced=old))
         for each in group[1:]:
             manifest.forget(each)
 
@@ -317,6 +360,13 @@ class Lake:
         for each in current:
             if datetime.now(UTC) - datetime.fromisoformat(each.written_at) >= grace:
                 manifest.sweep(each)
+        manifest.tidy()
+
+
+def _require(check: Check | None) -> None:
+    """Raise if the lake is not ours to write to any more, as far as the caller can tell."""
+    if check is not None:
+        check()
 
 
 def _named(spark: SparkSession, ids: Sequence[int]) -> DataFrame:
@@ -354,6 +404,7 @@ def ingest(
     url: str,
     lake: Lake,
     *,
+    direct_url: str | None = None,
     continuous: float | None = None,
     rows: int = SEGMENT_ROWS,
     consumer: str = "lake",
@@ -362,17 +413,19 @@ def ingest(
     """Bring a lake up to the bus's head, or keep it there every `continuous` seconds; return the rows written.
 
     Killed at any moment, it goes on where the manifest ends. One ingest at a time writes to a lake: Conflict.
-    Its progress shows in the bus as the subscriptions `consumer` and `consumer.audit`.
+    Its progress shows in the bus as the subscriptions `consumer` and `consumer.audit`. Where `url` leads to a pooler,
+    it holds the lake past it, by `direct_url`.
     """
-    with _opened(url) as store, store.hold(f"lake {lake.url}") as check:
+    with closing(open_bus(url, direct_url)) as store, store.hold(f"lake {lake.url}") as check:
         options = _Options(url, rows, consumer, watch)
         runs = [_Ingest(spark, store, lake, stream, options=options, check=check) for stream in Stream]
+        lake.tidy(store)
         try:
             if continuous is None:
                 for run in runs:
                     run.go(availableNow=True)
             else:
-                _forever(spark, runs, continuous)
+                _forever(runs, continuous)
         finally:
             for run in runs:
                 run.stop()
@@ -406,24 +459,14 @@ def _end(store: Store, lake: Lake, stream: Stream) -> tuple[int, str]:
     return entries[-1].through if entries else span.pruned, span.log_id
 
 
-def _forever(spark: SparkSession, runs: Sequence["_Ingest"], seconds: float) -> None:
+def _forever(runs: Sequence["_Ingest"], seconds: float) -> None:
     """Run both streams side by side until one ends, which only an error makes it do."""
     for run in runs:
         run.go(availableNow=True)  # puts right what is left of an earlier run, and catches up
     for run in runs:
         run.start(processingTime=f"{seconds} seconds")
-    spark.streams.awaitAnyTermination()
-    for run in runs:
-        run.wait()
-
-
-@contextmanager
-def _opened(url: str) -> Generator[Store]:
-    store = open_bus(url)
-    try:
-        yield store
-    finally:
-        store.close()
+    while not any(run.wait(LOOK_SECONDS) for run in runs):
+        pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -484,14 +527,18 @@ class _Ingest:
         writer = frame.writeStream.foreachBatch(self._batch).trigger(**trigger)
         self._query = writer.option("checkpointLocation", self._checkpoint).start()
 
-    def wait(self) -> None:
-        """Wait until the stream ends; raise what ended it."""
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until the stream ends, no longer than that if said; return whether it has, or raise what ended it."""
         try:
-            self._query.awaitTermination()
+            return self._query.awaitTermination(seconds) is not False
         except StreamingQueryException as error:
-            if "_Astray" in str(error):
+            if "_Astray" in str(error) or self._is_archived(str(error)):
                 raise _Astray(f"{self._checkpoint} is not where the manifest is") from None
             raise
+
+    def _is_archived(self, reason: str) -> bool:
+        """Return whether Spark failed to bring again a batch that was archived since: it had not noted it as done."""
+        return "was pruned" in reason and self._through >= self._store.span(self.stream).pruned
 
     def stop(self) -> None:
         """End the stream, if it runs."""

@@ -8,7 +8,7 @@ Needs no Spark: DuckDB and pyarrow read a lake through `Manifest(…).files()` t
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,13 +18,19 @@ from uuid import uuid4
 from pyarrow import dataset, fs
 
 from postbus.errors import Conflict, InvalidRequest, UnsafeStore
-from postbus.model import Stream
+from postbus.model import Span, Stream
 
 __all__ = ["Entry", "Folder", "Manifest"]
 
 DATA: Final = "data"
 ENTRIES: Final = "manifest"
 MODULUS: Final = 1 << 64
+DRAFTS: Final = (".spark-staging-", "_temporary")
+"""How the folders begin in which Spark keeps what it has not finished writing."""
+LOOKS: Final = 5
+"""How often the entries are read anew when one of them goes meanwhile."""
+_PATTERN: Final = re.compile(r"[*?\[\]{}\\]")
+_PLACE: Final = re.compile(r".*/seg=s(\d+)[^/]*")
 _SECRET: Final = re.compile(r"[\w+.-]+://[^/@]*:(?!\d+/).*@")
 
 
@@ -75,6 +81,10 @@ class Folder:
             )
         self.local = "://" not in text or text.startswith("file://")
         text = str(Path(text.removeprefix("file://")).absolute()) if self.local else text.rstrip("/")
+        if _PATTERN.search(text):
+            raise InvalidRequest(
+                f"{text!r:.200}: Spark takes * ? [ ] {{ }} \\ for a pattern: name the folder without them"
+            )
         self.url = text
         """As Spark takes it."""
         try:
@@ -91,6 +101,12 @@ class Folder:
         """Return the names in a folder below, none if it is not there."""
         found = self._fs.get_file_info(fs.FileSelector(f"{self.path}/{below}", allow_not_found=True))
         return sorted(each.base_name for each in found)
+
+    def walk(self, below: str) -> list[str]:
+        """Return every file in a folder below and in those within it, none if it is not there."""
+        selector = fs.FileSelector(f"{self.path}/{below}", allow_not_found=True, recursive=True)
+        found = [each.path for each in self._fs.get_file_info(selector) if each.type is fs.FileType.File]
+        return [path.removeprefix(f"{self.path}/") for path in found]
 
     def sizes(self, below: Sequence[str]) -> list[int]:
         """Return how large files are; raise UnsafeStore if one is not there."""
@@ -143,11 +159,17 @@ class Folder:
             self._fs.delete_dir(f"{self.path}/{below}")
 
     def flush(self, below: Sequence[str]) -> None:
-        """Have files on disk, and not only on their way to it; elsewhere than here they are when they are written."""
-        if self.local:
-            paths = [Path(self.path) / each for each in below]
-            folders = {folder for path in paths for folder in (path.parent, path.parent.parent)}
-            for each in (*paths, *folders):
+        """Have files on disk, and the names of all folders on the way to them, up to where the lake's own lies.
+
+        Elsewhere than on this machine they are when they are written.
+        """
+        if not self.local:
+            return
+        paths, root = [Path(self.path) / each for each in below], Path(self.path).parent.parent
+        for each in paths:
+            sync(each)
+        for each in {folder for path in paths for folder in path.parents if folder.is_relative_to(root)}:
+            with suppress(PermissionError):  # what we may not list, we have not made
                 sync(each)
 
     def dataset(self, below: Sequence[str]) -> Any:
@@ -179,12 +201,17 @@ class Manifest:
                 raise UnsafeStore(f"{self.folder.url}: segments {chain[-1].segment} and {each.segment} overlap")
         return chain
 
-    def all(self) -> Iterator[Entry]:
-        """Go through every entry, also those whose rows a later generation holds."""
-        for name in self.folder.names(ENTRIES):
-            if name.endswith(".json") and not name.startswith("."):
-                # One that is replaced while we look may be gone for a moment on some stores; then it is read again.
-                yield Entry.read(self.folder.read(f"{ENTRIES}/{name}").decode())
+    def all(self) -> list[Entry]:
+        """Return every entry, also those whose rows a later generation holds."""
+        for _ in range(LOOKS):
+            # A compaction beside this removes what it has joined: then what was read before is out of date too.
+            with suppress(FileNotFoundError):
+                return self._all()
+        return self._all()
+
+    def _all(self) -> list[Entry]:
+        names = [each for each in self.folder.names(ENTRIES) if each.endswith(".json") and not each.startswith(".")]
+        return [Entry.read(self.folder.read(f"{ENTRIES}/{each}").decode()) for each in names]
 
     @property
     def through(self) -> int | None:
@@ -227,6 +254,35 @@ class Manifest:
             self.folder.remove(file)
         if entry.replaced:
             self.replace(replace(entry, replaced=()))
+
+    def tidy(self, span: Span | None = None) -> None:
+        """Remove what killed writers left: Spark's drafts, and segments that no entry names.
+
+        A segment goes if entries hold its rows, or the store whose `span` this is: any other may be the only copy.
+        Whoever calls this holds the lake, or it takes away what another is just writing.
+        """
+        for name in self.folder.names(DATA):
+            if name.startswith(DRAFTS):
+                self.folder.remove_folder(f"{DATA}/{name}")
+        entries, there = self.entries(), set(self.folder.walk(DATA))
+        if not there.issuperset(file for each in entries for file in each.files):
+            return  # part of the lake was lost: what no entry names may be what it is restored from
+        named = {_place(file) for each in self.all() for file in (*each.files, *each.replaced)}
+        for place in {_place(file) for file in there} - named:
+            found = _PLACE.fullmatch(place)
+            if found and _is_held(int(found[1]), entries, span):
+                self.folder.remove_folder(place)
+
+
+def _place(file: str) -> str:
+    return file.rpartition("/")[0]
+
+
+def _is_held(after: int, entries: Sequence[Entry], span: Span | None) -> bool:
+    """Return whether the rows behind a position are in entries, or in the store still."""
+    if entries and entries[0].after <= after < entries[-1].through:
+        return True
+    return span is not None and span.pruned <= after < span.head and {each.log_id for each in entries} <= {span.log_id}
 
 
 def _text(entry: Entry) -> str:

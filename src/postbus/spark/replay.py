@@ -73,7 +73,9 @@ def union(
     options = {"url": url, "stream": stream.value, "startingOffsets": begin, "endingOffsets": str(span.head)}
     live = spark.read.format("postbus").options(**options).load().select(*columns)
     if lake is not None and archived:
-        live = lake.read(spark, stream).select(*columns).unionByName(live)
+        # An ingest beside this may have brought more into the lake since: that is read live.
+        seen = lake.read(spark, stream).filter(F.col("id") <= archived)
+        live = seen.select(*columns).unionByName(live)
     return live
 
 

@@ -3,10 +3,11 @@
 # pyright: basic
 # Arrow comes without types.
 import os
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, fields
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
@@ -38,6 +39,8 @@ __all__ = ["PostbusSource", "ReadOptions", "on_cluster", "open_bus", "segment_na
 LARGE_SLICE: Final = 250_000
 """A task costs 0.2 s before its first row, and a slice of this many takes a second: smaller ones only cost."""
 MANY_SLICES: Final = 32
+LARGEST_ID: Final = (1 << 63) - 1
+PATIENCE: Final = 10.0
 STREAMS: Final = tuple(each.value for each in Stream)
 POSITIONED: Final = frozenset(
     {
@@ -254,20 +257,44 @@ class _Reading:
 
     def _checked(self, after: int, span: Span) -> int:
         """Return a position to go on from; raise UnsafeStore where rows behind it are gone or never were."""
-        where = f"{shown(self._options.url)}, {self._options.stream}"
-        if after > span.head and self._options.failOnDataLoss:
+        if after >= span.pruned:
+            return self._reached("position", after, span)
+        if self._options.failOnDataLoss:
             raise UnsafeStore(
-                f"{where}: position {after:,} lies beyond the head at {span.head:,}: was the store restored from a "
-                "backup? Start anew, or read what there is with failOnDataLoss=false"
+                f"{self._where}: everything up to {span.pruned:,} was pruned, and {after:,} was asked for: read that "
+                "from the lake, or what is left with failOnDataLoss=false"
             )
-        if after < span.pruned:
-            if self._options.failOnDataLoss:
-                raise UnsafeStore(
-                    f"{where}: everything up to {span.pruned:,} was pruned, and {after:,} was asked for: read that "
-                    "from the lake, or what is left with failOnDataLoss=false"
-                )
-            return span.pruned
-        return min(after, span.head)
+        return span.pruned
+
+    def _reached(self, name: str, position: int, span: Span) -> int:
+        """Return a position that the stream has come to; raise UnsafeStore for another, or return the head instead."""
+        if position <= span.head or self._has_rows(position - 1, position):
+            return position
+        if self._options.failOnDataLoss:
+            raise UnsafeStore(
+                f"{self._where}: {name} {position:,} lies beyond the head at {span.head:,}: was the store restored "
+                "from a backup? Start anew, or read what there is with failOnDataLoss=false"
+            )
+        return span.head
+
+    def _awaited(self, end: int, span: Span) -> int:
+        """Return the head, once it has come to the end of a range that has a row: below it one may be on its way."""
+        deadline = time.monotonic() + PATIENCE
+        head = span.head
+        while end > head and self._has_rows(end - 1, end) and time.monotonic() < deadline:
+            time.sleep(0.02)
+            head = self._store.span(self._stream).head
+        return head
+
+    def _has_rows(self, after: int, through: int) -> bool:
+        """Return whether a range has rows, also beyond the head, which goes back a while when a publisher is late."""
+        if through > LARGEST_ID:
+            return False
+        return bool(self._store.activity(self._stream, after, through, timedelta(days=1)))
+
+    @property
+    def _where(self) -> str:
+        return f"{shown(self._options.url)}, {self._options.stream}"
 
     def _slices(self, after: int, through: int) -> list[Slice]:
         width = through - after
@@ -286,7 +313,7 @@ class _Reading:
         for each in slices:
             if each.after >= first:
                 first = self._store.ahead(self._stream, each.after, 1)
-            if each.after < first <= each.through:
+            if each.after < first <= each.through or (first == each.after and self._has_rows(first, each.through)):
                 found.append(each)
         return found
 
@@ -338,16 +365,17 @@ class BatchReader(_Reading, DataSourceReader):
         """Cut the range into slices, one a task."""
         options = self._options
         if options.stream not in STREAMS:
-            return [Slice(0, (1 << 63) - 1, "")]
+            return [Slice(0, LARGEST_ID, "")]
         if options.consumer or options.maxOffsetsPerTrigger:
             raise InvalidRequest("consumer and maxOffsetsPerTrigger are for readStream")
         try:
             span = self._store.span(self._stream)
             start = self._checked(self._resolve(options.startingOffsets, options.startingTimestamp, span), span)
             end = self._resolve(options.endingOffsets, options.endingTimestamp, span)
-            if end > span.head and options.failOnDataLoss:
-                raise UnsafeStore(f"endingOffsets {end:,} lies beyond the head at {span.head:,}")
-            return [*self._slices(start, min(end, span.head))] or [Slice(start, start, "")]
+            head = self._awaited(end, span)
+            if end > head and options.failOnDataLoss:
+                raise UnsafeStore(f"{self._where}: endingOffsets {end:,} lies beyond the head at {head:,}")
+            return [*self._slices(start, min(end, head))] or [Slice(start, start, "")]
         finally:
             self.stop()
 
@@ -441,11 +469,11 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
             self._store.advance(self._options.consumer, end["position"], end["log_id"])
 
 
-def open_bus(url: str) -> Store:
+def open_bus(url: str, direct_url: str | None = None) -> Store:
     """Open a store that must be there already; raise NotFound."""
     if not exists(url):
         raise NotFound(f"there is no bus at {shown(url)}")
-    return open_store(url, auto_migrate=False, listen=False)
+    return open_store(url, auto_migrate=False, direct_url=direct_url, listen=False)
 
 
 def segment_name(position: int) -> str:
