@@ -6,6 +6,7 @@ import pty
 import pytest
 
 from postbus import EventBus
+from postbus.store import reading
 
 from .conftest import URL
 
@@ -124,3 +125,22 @@ def test_on_a_terminal_it_asks_with_the_count(answer, left, command, data):
     assert "Purge 3 dead letters?" in told
     assert process.returncode == (0 if answer == "y" else 1)
     assert len(data("dlq", "list")) == left
+
+
+@pytest.mark.parametrize(("verb", "done"), [("retry --all", "retried"), ("purge --older-than-days 0", "purged")])
+def test_more_than_are_counted_are_told_as_more(verb, done, cli, data, monkeypatch):
+    """A count ends at its cap: what is told of it is no exact figure (S1.12)."""
+    monkeypatch.setattr(reading, "TOTAL_CAP", 2)
+    assert f"2 or more dead letters would be {done}" in cli("dlq", *verb.split(), "--dry-run").stderr
+    assert data("dlq", *verb.split(), "--dry-run") == {
+        done: 0, "matching": 2, "matching_capped": True, "dry_run": True,
+    }  # fmt: skip
+    assert data("dlq", *verb.split(), "--yes") == {done: 3, "matching": 3, "dry_run": False}
+
+
+@pytest.mark.parametrize("how", ["--dry-run", "--yes"])
+@pytest.mark.parametrize("verb", ["retry --all", "purge --older-than-days 0"])
+def test_a_subscription_that_is_not_there_is_not_taken_for_an_empty_one(verb, how, cli):
+    """A slip in a name is exit 1, with the names that there are (S1.12)."""
+    told = cli("dlq", *verb.split(), how, "--subscription", "defualt", expect=1).stderr
+    assert "there is no subscription 'defualt'; there are: default" in told

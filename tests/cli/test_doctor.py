@@ -3,12 +3,14 @@
 import json
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import apsw
 import pytest
 
 from postbus import EventBus
+from postbus.model import HandlerRecord
 from postbus.store.sqlite import inspection
 
 from .conftest import PROGRAM, URL
@@ -83,6 +85,22 @@ def test_a_lost_worker_is_found_and_mended(data):
     assert data("events", "show", "1")["status"] == "PROCESSING"
     assert wrong(data("doctor", "--mend", expect=3)) == ["1 event nobody handles: order.placed"]
     assert data("events", "show", "1")["status"] == "PENDING"
+
+
+def test_what_is_told_after_mending_is_how_it_is_then(data):
+    """With the handler of a host that fell silent forgotten, its events are nobody's, which is told at once (S0.9)."""
+    bus = EventBus(URL)
+    bus.publish("order.placed")
+    long_ago = bus.store.now() - timedelta(hours=1)
+    bus.store.register_handlers([HandlerRecord("1", "ship", "default", "order.*", (), "away:1", "away", long_ago)])
+    bus.shutdown()
+    assert wrong(data("doctor", "--mend", expect=3)) == ["1 event nobody handles: order.placed"]
+
+
+def test_mending_from_afar_is_refused_before_anything_is_asked(cli):
+    """A server cannot tell whose process is dead, so that half of it would be done (I18)."""
+    refused = cli("doctor", "--mend", "--url", "http://127.0.0.1:9", expect=2).stderr
+    assert "mending needs the database itself" in refused
 
 
 def test_a_paused_subscription_with_work_is_found(data):
@@ -170,3 +188,31 @@ def test_the_sql_of_the_migrations_makes_a_usable_database(cli, folder, data):
     connection.close()
     assert data("stats")["events"] == 0
     assert data("migrate")["changed"] is False
+
+
+# ── files of others ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def their_file(table: str) -> bytes:
+    """Leave another program's file with a table where the bus should be; return what it holds."""
+    connection = apsw.Connection("shop.db")
+    connection.execute(f"CREATE TABLE {table} (id)")
+    connection.close()
+    return Path("shop.db").read_bytes()
+
+
+@pytest.mark.parametrize(("line", "code"), [("stats", 1), ("events list", 1), ("dlq list", 1), ("doctor", 3)])
+def test_a_mistaken_look_at_another_program_s_file_leaves_it_as_it_is(line, code, cli, folder):
+    """Not even its journal mode changes: that program may count on it (I16)."""
+    before = their_file("things")
+    assert "postbus migrate" in cli(*line.split(), expect=code).output
+    assert [each.read_bytes() for each in folder.iterdir()] == [before]
+
+
+@pytest.mark.parametrize(("line", "code"), [("migrate", 1), ("publish a", 1), ("stats", 1), ("doctor", 3)])
+def test_a_file_whose_tables_are_in_the_way_is_not_called_damaged(line, code, cli, folder):
+    """It is another program's: that is said, and it stays as it is (I16)."""
+    before = their_file("Events")
+    told = cli(*line.split(), expect=code).output
+    assert "shop.db has tables of another program (events): choose another file" in told
+    assert [each.read_bytes() for each in folder.iterdir()] == [before]

@@ -47,6 +47,16 @@ def test_an_event_that_was_archived_is_looked_for_in_the_lake(cli):
     assert "there is no event 0" in cli("events", "show", "0", expect=1).stderr
 
 
+@pytest.mark.parametrize("line", ["events list", "events list --status pending", "events show 1"])
+def test_how_events_stand_in_a_subscription_that_is_not_there_is_not_told(line, cli):
+    """A slip in a name is exit 1; `default`, where none is named, may have been deleted."""
+    cli("publish", "a")
+    told = cli(*line.split(), "--subscription", "defualt", expect=1).stderr
+    assert "there is no subscription 'defualt'; there are: default" in told
+    cli("subscriptions", "delete", "default", "--yes")
+    cli(*line.split())
+
+
 def test_lists_are_filtered_and_paged(cli, data):
     """Type patterns, tags and status narrow the list, and the next page is named on stderr."""
     for number in range(5):

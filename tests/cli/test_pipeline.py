@@ -1,7 +1,7 @@
 """What `postbus pipeline` and `postbus erase` can say without Spark, they say before it is started."""
 
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ import pytest
 
 from postbus import Discard, EventBus
 from postbus.cli.pipeline import spark_for
+from postbus.errors import UnsafeStore
 from postbus.model import Stream
 from postbus.spark import launch
 from postbus.spark.manifest import Entry, Manifest
@@ -58,6 +59,12 @@ def lake_of(bus: EventBus) -> Path:
         Manifest("lake", stream).add(entry)
         bus.store.consumer(name, stream, span.head)
     return Path("lake")
+
+
+def be_of_another_log(bus: EventBus, lake: Path) -> None:
+    """Have a lake say that it is another bus's."""
+    for file in lake.rglob("*.json"):
+        file.write_text(file.read_text().replace(bus.store.span(Stream.EVENTS).log_id, "another"))
 
 
 # ── replay ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -125,9 +132,7 @@ def test_an_ingest_of_nothing_new_starts_nothing(bus, cli, data):
 
 def test_an_ingest_into_another_s_lake_is_refused_at_once(bus, cli):
     """Whatever it holds, it is not nothing new (I15)."""
-    lake = lake_of(bus)
-    for file in lake.rglob("*.json"):
-        file.write_text(file.read_text().replace(bus.store.span(Stream.EVENTS).log_id, "another"))
+    be_of_another_log(bus, lake_of(bus))
     assert "holds the events of another log" in cli("pipeline", "ingest", "--lake", "lake", expect=1).stderr
 
 
@@ -164,6 +169,23 @@ def test_an_archive_tells_how_much_would_go(bus, cli, data):
     assert bus.list().total == 5
 
 
+def test_an_archive_that_cuts_somebody_off_must_be_agreed_to(bus, cli, data):
+    """Without anybody to ask it is refused at once, and nothing is removed; who is cut off already is no news (I14)."""
+    lake_of(bus)
+    bus.subscriptions.create("ledger", "*", mode="ordered", start="beginning")
+    words = ("pipeline", "archive", "--lake", "lake", "--older-than", "0s", "--max-hold", "0s")
+    refused = cli(*words, expect=2).stderr
+    assert "'ledger' stands at 0 since" in refused
+    assert "cut off ledger? There is no terminal to ask at: add --yes" in refused
+    cli(*words, "--dry-run")
+    with pytest.raises(pytest.fail.Exception, match="Spark was started"):
+        cli(*words, "--yes")
+    assert bus.list().total == 4
+    bus.store.prune(Stream.EVENTS, after=0, through=2, past=["ledger"])
+    with pytest.raises(pytest.fail.Exception, match="Spark was started"):
+        cli(*words)
+
+
 def test_an_archive_of_nothing_starts_nothing(bus, data):
     """Nothing is old enough, and nothing that was held before is finished (P.5)."""
     lake_of(bus)
@@ -178,6 +200,45 @@ def test_an_erase_tells_how_much_would_be_blanked(bus, cli, data):
     assert "EVENTS TO BLANK" in cli("erase", "--uid", "nobody", "--dry-run").stdout
     assert bus.get(3).payload == {"street": "nowhere"}
     assert "no terminal to ask at" in cli("erase", "--key", "eve", "--lake", "lake", expect=2).stderr
+
+
+# ── what must not be done ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("how", ["--dry-run", "--yes"])
+def test_an_erase_in_another_s_lake_is_refused_at_once(bus, cli, how: str):
+    """Its ids are other events', of other people: nothing is blanked anywhere (I15)."""
+    be_of_another_log(bus, lake_of(bus))
+    told = cli("erase", "--key", "eve", "--lake", "lake", how, expect=1).stderr
+    assert "holds the events of another log" in told
+    assert bus.get(3).payload == {"street": "nowhere"}
+
+
+@pytest.mark.parametrize("how", ["--dry-run", "--yes"])
+@pytest.mark.parametrize("name", ["delta", "iceberg"])
+def test_an_erase_that_would_leave_copies_is_refused_at_once(bus, cli, name: str, how: str):
+    """Tables of another format are not rewritten: it says so, with what to do, and erases nothing (P.3, P.5)."""
+    (lake_of(bus) / name / "events").mkdir(parents=True)
+    told = cli("erase", "--key", "eve", "--lake", "lake", how, expect=1).stderr
+    assert f"lake/{name} has copies that an erase does not reach; nothing was erased. Remove that folder" in told
+    assert bus.get(3).payload == {"street": "nowhere"}
+
+
+@pytest.mark.parametrize("command", ["ingest", "run"])
+def test_a_lake_is_held_past_a_pooler(command: str, bus, cli, monkeypatch: pytest.MonkeyPatch):
+    """A pooler lends connections to others, locks and all: two would hold the lake at once (P.3, I15)."""
+    asked = list[str | None]()
+
+    def seen(url: str, **options: Any) -> Any:
+        asked.append(options.get("direct_url"))
+        raise UnsafeStore("seen enough")
+
+    monkeypatch.setenv("POSTBUS_DIRECT_URL", "postgresql://past/it")
+    monkeypatch.setattr("postbus.cli.pipeline.spark_for", lambda *_: nullcontext())
+    monkeypatch.setattr("postbus.spark.source.open_store", seen)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    assert "seen enough" in cli("pipeline", command, "--lake", "lake", expect=1).stderr
+    assert asked == ["postgresql://past/it"]
 
 
 # ── starting Spark ───────────────────────────────────────────────────────────────────────────────────────────────────

@@ -4,6 +4,10 @@ import json
 
 import pytest
 
+from postbus import Event, EventBus
+from postbus.cli import publish as publishing
+from postbus.errors import StoreUnavailable
+
 
 def test_a_published_event_can_be_listed_and_shown(cli, data):
     """What is published stands in the log as PENDING, untried, and is returned as stored (S0.1, S2.1)."""
@@ -155,3 +159,47 @@ def test_a_uid_for_many_lines_is_refused(cli, folder):
     """One uid cannot name many events (I3)."""
     cli("publish", "a", "-", "--uid", "u", stdin="1\n2\n", expect=2)
     assert not list(folder.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "told"),
+    [(StoreUnavailable("lost"), 1, "after line 1: lost. "), (KeyboardInterrupt(), 130, "interrupted. ")],
+)
+def test_lines_whose_commit_nobody_answered_for_are_not_called_unpublished(error, code, told, cli, data, monkeypatch):
+    """They may be stored, and fed again they would be there twice: the message names them (I1)."""
+    monkeypatch.setattr(publishing, "CHUNK", 4)
+    publish_many = EventBus.publish_many
+
+    def lose(bus: EventBus, events: list[dict]) -> list[Event]:
+        stored = publish_many(bus, events)
+        if stored[0].id > 1:
+            raise error
+        return stored
+
+    monkeypatch.setattr(EventBus, "publish_many", lose)
+    stderr = cli("publish", "n", "-", stdin="101\n2\n3\n104\n", expect=code).stderr
+    assert told in stderr
+    assert (
+        "Published: lines 1 to 1 (1 event). Lines 2 to 3 may or may not be stored: look before you feed them again. "
+        "Not published: line 4 and all that follow." in stderr
+    )
+    assert [each["payload"] for each in data("events", "list")] == [3, 2, 101]
+
+
+def test_lines_that_the_store_refuses_are_not_published(cli, data):
+    """A refusal is certain: nothing of its batch is stored, and nothing else is said of it (I2, I3)."""
+    data("publish", "n", "1", "--uid", "u")
+    lines = '{"type": "n", "payload": 0}\n{"type": "n", "payload": 2, "uid": "u"}\n'
+    assert "Nothing was published." in cli("publish", "-", stdin=lines, expect=2).stderr
+    assert len(data("events", "list")) == 1
+
+
+def test_what_was_published_is_told_right_while_it_is_printed(cli, monkeypatch):
+    """Ctrl-C in the midst of printing a batch that is stored does not call it unpublished (I1)."""
+
+    def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(publishing.typer, "echo", interrupt)
+    told = cli("publish", "n", "-", "-o", "jsonl", stdin="1\n2\n", expect=130).stderr
+    assert "Published: lines 1 to 2 (2 events). Not published: line 3 and all that follow." in told

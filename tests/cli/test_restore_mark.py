@@ -45,9 +45,21 @@ def test_marking_must_be_agreed_to(url: str, cli: Callable[..., Any], data: Call
     """Without a terminal `--yes` is needed; `--dry-run` only counts; nothing changes (I4)."""
     assert "add --yes" in cli("restore-mark", expect=2).stderr
     assert data("restore-mark", "--dry-run") | {"url": ""} == {
-        "url": "", "log_id": None, "leases": 1, "dry_run": True,
+        "url": "", "log_id": None, "leases": 1, "tokens": 0, "dry_run": True,
     }  # fmt: skip
     assert data("publish", "b")["id"] == 2
+
+
+def test_what_a_restore_makes_good_again_is_told(url: str, cli: Callable[..., Any], data: Callable[..., Any]):
+    """Tokens are as the backup has them, and what was erased since is back: somebody must know."""
+    used, revoked = (data("token", "create", name, "--scope", "read")["id"] for name in ("web", "old"))
+    cli("token", "revoke", revoked, "--yes")
+    for how in ("--dry-run", "--yes"):
+        told = cli("restore-mark", how).stderr
+        assert "1 token good as of the backup" in told
+        assert "revoked or erased since then must be revoked and erased again" in told
+    assert data("restore-mark", "--dry-run")["tokens"] == 1
+    assert [each["id"] for each in data("token", "list") if each["state"] == "good"] == [used]
 
 
 def test_roles_are_printed_and_granted(kind: str, url: str, cli: Callable[..., Any], data: Callable[..., Any]):

@@ -55,6 +55,16 @@ def test_what_is_asked_for_is_shown_in_order(options, expected, orders, cli):
     assert ids(cli("tail", *options).stdout) == expected
 
 
+def test_what_a_filter_leaves_of_a_subscription_is_found_far_back(orders, cli):
+    """However many others the subscription has wanted since: a list that is empty would be a lie (I5)."""
+    bus = EventBus(URL)
+    bus.subscriptions.create("all", "*")
+    bus.publish_many([{"type": "ping"}] * 30)
+    bus.shutdown()
+    assert ids(cli("tail", "--subscription", "all", "--type", "user.*").stdout) == [2, 4, 6]
+    assert ids(cli("tail", "--subscription", "all", "--tag", "eu", "-n", "2").stdout) == [3, 5]
+
+
 def test_an_event_is_told_as_it_was_published(orders, cli):
     """A line holds the facts of the event, and nothing of how it stands somewhere."""
     told = json.loads(cli("tail", "-n", "1").stdout)

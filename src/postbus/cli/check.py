@@ -8,12 +8,10 @@ from typing import Annotated, Any, Final
 import typer
 
 from postbus.cli.console import Output, emit, line
-from postbus.cli.options import Format, SubscriptionName, Url, existing_store, parse_seconds
-from postbus.cli.subscriptions import find
+from postbus.cli.options import Format, SubscriptionName, Url, existing_store, find, parse_seconds
 from postbus.doctor import remains
 from postbus.errors import InvalidRequest, PostbusError
 from postbus.model import Stats
-from postbus.store import Store
 from postbus.telling import many
 
 __all__ = ["EXAMPLES", "check"]
@@ -150,7 +148,7 @@ def _bound(what: What, text: str) -> float:
 
 def _look(what: What, subscription: str | None, url: str | None) -> Mapping[str, float]:
     with existing_store(url) as store:
-        found = _figures(what, store, store.stats())
+        found = _figures(what, store.stats())
         mode = None if subscription is None else find(store, subscription).mode
     if subscription is None:
         return found
@@ -159,7 +157,7 @@ def _look(what: What, subscription: str | None, url: str | None) -> Mapping[str,
     return {subscription: found[subscription]}
 
 
-def _figures(what: What, store: Store, found: Stats) -> Mapping[str, float]:
+def _figures(what: What, found: Stats) -> Mapping[str, float]:
     """Return the figure of every subscription that has it."""
     match what:
         case What.LAG:
@@ -167,7 +165,7 @@ def _figures(what: What, store: Store, found: Stats) -> Mapping[str, float]:
         case What.DEPTH:
             return {each.name: each.pending - each.scheduled for each in found.subscriptions}
         case What.DEAD:
-            return {name: dead for name, (dead, _) in remains(store, found).items()}
+            return {name: dead for name, (dead, _) in remains(found).items()}
         case What.AGE:
             waits = {each.name: each.oldest_age for each in found.subscriptions}
             waits |= {each.subscription: each.waiting for each in found.checkpoints}

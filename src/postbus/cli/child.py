@@ -17,7 +17,7 @@ from postbus.bus import EventBus
 from postbus.cli.logs import log_to_stderr
 from postbus.cli.supervise import FIGURES, HOPELESS
 from postbus.errors import InvalidRequest, PostbusError
-from postbus.figures import Figures, Region, encoded, listen, of_stats
+from postbus.figures import Counted, Figures, Region, encoded, listen, of_stats
 from postbus.observe import logger, tell
 
 __all__ = ["OVERRIDES", "main"]
@@ -115,6 +115,8 @@ def _follow_parent(bus: EventBus) -> None:
     A thread of its own asks the store: if that hangs, the supervisor's end must be noticed all the same.
     """
     asked = threading.Semaphore(0)
+    # A breaker is the least that a worker may ask for. Of a bus behind a server that is all: the server tells the rest.
+    counted = Counted(lambda: {} if bus.store.remote else of_stats(bus.stats()), lambda: bus.store.breaker(""))
 
     def wait() -> None:
         with contextlib.suppress(OSError):
@@ -125,19 +127,16 @@ def _follow_parent(bus: EventBus) -> None:
     def answer() -> None:
         while asked.acquire():
             with contextlib.suppress(OSError):
-                os.write(0, _told_by_store(bus))
+                os.write(0, _told_by_store(counted))
 
     for work in (wait, answer):
         threading.Thread(target=work, name="postbus-parent", daemon=True).start()
 
 
-def _told_by_store(bus: EventBus) -> bytes:
-    """Return the store's figures; of one behind a server only that it answers, for the server tells the rest itself."""
+def _told_by_store(counted: Counted) -> bytes:
+    """Return the store's figures, as far as they are known."""
     try:
-        if not bus.store.remote:
-            return encoded(of_stats(bus.stats()))
-        bus.store.breaker("")  # the least question that a worker's token may ask
-        return encoded({})
+        return encoded(counted.samples())
     except Exception as error:  # noqa: BLE001  told; whoever asked learns that there is nothing to tell
         tell(logging.WARNING, "metrics_store_failed", reason=str(error))
         return b"null\n"

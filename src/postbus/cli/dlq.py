@@ -22,6 +22,7 @@ from postbus.cli.options import (
     Url,
     Yes,
     existing_store,
+    find,
 )
 from postbus.dlq import DeadLetters
 from postbus.errors import InvalidRequest
@@ -162,11 +163,11 @@ def retry(
         raise InvalidRequest("--type goes with --all")
     with existing_store(url) as store:
         if event_ids:
-            count = _retry_each(store, set(event_ids), subscription, dry_run=dry_run)
+            count, capped = _retry_each(store, set(event_ids), subscription, dry_run=dry_run), False
         else:
             which = DeadFilter(subscription=subscription, type=event_type)
-            count = _all(store, which, "retry", dry_run=dry_run, yes=yes)
-    _tell(output, "retried", count, dry_run=dry_run)
+            count, capped = _all(store, which, "retry", dry_run=dry_run, yes=yes)
+    _tell(output, "retried", count, capped=capped, dry_run=dry_run)
 
 
 def _retry_each(store: Store, event_ids: set[int], subscription: str | None, *, dry_run: bool) -> int:
@@ -205,12 +206,12 @@ def purge(
         raise InvalidRequest("--type goes with --older-than-days")
     with existing_store(url) as store:
         if event_ids:
-            count = _purge_each(store, set(event_ids), subscription, dry_run=dry_run, yes=yes)
+            count, capped = _purge_each(store, set(event_ids), subscription, dry_run=dry_run, yes=yes), False
         else:
             days = older_than_days or 0
             which = DeadLetters(store).older_than(days, by.value, subscription=subscription, type=event_type)
-            count = _all(store, which, "purge", dry_run=dry_run, yes=yes)
-    _tell(output, "purged", count, dry_run=dry_run)
+            count, capped = _all(store, which, "purge", dry_run=dry_run, yes=yes)
+    _tell(output, "purged", count, capped=capped, dry_run=dry_run)
 
 
 def _purge_each(store: Store, event_ids: set[int], subscription: str | None, *, dry_run: bool, yes: bool) -> int:
@@ -224,19 +225,23 @@ def _purge_each(store: Store, event_ids: set[int], subscription: str | None, *, 
     return found
 
 
-def _all(store: Store, which: DeadFilter, verb: str, *, dry_run: bool, yes: bool) -> int:
-    """Retry or purge what the filter lets through, once that is agreed to; return how many there are."""
+def _all(store: Store, which: DeadFilter, verb: str, *, dry_run: bool, yes: bool) -> tuple[int, bool]:
+    """Retry or purge what the filter lets through, once that is agreed to; return how many, and whether it is more."""
+    if which.subscription is not None:
+        find(store, which.subscription)  # or a slip in its name looks like nothing to do
     page = store.dead_letters(which, limit=1, offset=0, after=None)
     if dry_run or not page.total:
-        return page.total
+        return page.total, page.total_capped
     more = ", or more" if page.total_capped else ""
     confirm(f"{verb.capitalize()} {many(page.total, 'dead letter')}{more}?", yes=yes)
     change = store.retry_dead if verb == "retry" else store.purge_dead
     with progress(f"{verb} dead letters", None if page.total_capped else page.total) as done:
-        return change(which, ACTOR, done)
+        return change(which, ACTOR, done), False
 
 
-def _tell(output: Output, done: str, count: int, *, dry_run: bool) -> None:
-    emit(output, {done: 0 if dry_run else count, "matching": count, "dry_run": dry_run}, lambda: ())
+def _tell(output: Output, done: str, count: int, *, capped: bool, dry_run: bool) -> None:
+    told = {done: 0 if dry_run else count, "matching": count, "dry_run": dry_run}
+    emit(output, told | ({"matching_capped": True} if capped else {}), lambda: ())
     if output is Output.TABLE:
-        say(f"{many(count, 'dead letter')} {'would be ' if dry_run else ''}{done}")
+        found = f"{count:,} or more dead letters" if capped else many(count, "dead letter")
+        say(f"{found} {'would be ' if dry_run else ''}{done}")

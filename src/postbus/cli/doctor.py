@@ -11,6 +11,7 @@ from postbus.cli.options import Format, Url, existing_store
 from postbus.doctor import Patient, again, wrong
 from postbus.errors import SchemaMismatch, UnsafeStore
 from postbus.store.contract import Finding
+from postbus.store.remote.refusing import needs_database
 
 __all__ = ["EXAMPLES", "doctor"]
 
@@ -37,10 +38,11 @@ def _examine(url: str | None, *, deep: bool, mend: bool) -> Iterator[Finding]:
     here = again(url)
     try:
         with existing_store(url) as store, stderr().status("looking …"):
-            patient = Patient.of(store, url)
             if mend:
-                patient.mend()
-            yield from patient.examined(deep=deep)
+                if store.remote:
+                    raise needs_database("mending")
+                Patient.of(store, url).mend()
+            yield from Patient.of(store, url).examined(deep=deep)  # anew: a patient counts its figures only once
     except SchemaMismatch as error:
         newer = "upgrade postbus" in str(error)
         yield wrong("schema", str(error), "pip install --upgrade postbus" if newer else f"postbus migrate{here}")

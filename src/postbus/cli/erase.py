@@ -32,16 +32,23 @@ def erase(
 
     Id, uid, type, tags, key and times stay, and an audit row tells who erased when. What is still to be done for these
     events is discarded. With --lake, the lake's files are rewritten too, also for events that were archived; without,
-    the lake keeps them. Backups are not touched. Run again, it finishes what was interrupted.
+    the lake keeps them. Delta or Iceberg tables in the lake's folder must be removed first; the next ingest builds them
+    anew. Backups are not touched. Run again, it finishes what was interrupted.
     """
     if (uid is None) == (key is None):
         raise InvalidRequest("say whose: --uid or --key")
     with ExitStack() as stack:
         store = stack.enter_context(existing_store(url))
+        place = None if lake is None else lake_of(lake)
+        if place is not None:
+            place.require_erasable(store)
         if not dry_run:
             confirm(f"Erase every event with {'uid' if uid is not None else 'key'} {uid or key!r} for good?", yes=yes)
-        place = None if lake is None else lake_of(lake)
         spark = None if place is None else stack.enter_context(spark_for(Settings.load(url=url).url, None))
+        check = None
+        if place is not None and not dry_run:
+            check = stack.enter_context(store.hold(f"lake {place.url}"))
+            place.tidy(store)
         archived = place.find(spark, uid=uid, key=key) if place is not None and spark is not None else []
         if dry_run:
             live = store.erasable(uid=uid, key=key, ids=archived)
@@ -53,10 +60,8 @@ def erase(
             emit(output, rows, lambda: [table(heading, [tuple(row.values()) for row in rows])])
             return
         rewritten = 0
-        if place is not None and spark is not None:
-            stack.enter_context(store.hold(f"lake {place.url}"))
         done = store.erase(uid=uid, key=key, ids=archived, actor=ACTOR)
         if place is not None and spark is not None:
-            rewritten = place.erase(spark, sorted({*done.ids, *archived}))
+            rewritten = place.erase(spark, sorted({*done.ids, *archived}), check=check)
     told = {"events": len({*done.ids, *archived}), "changed": done.changed, "segments_rewritten": rewritten}
     emit(output, told, lambda: [table("EVENTS  CHANGED  SEGMENTS REWRITTEN", [tuple(told.values())])])

@@ -9,9 +9,10 @@ import typer
 from rich.console import RenderableType
 
 from postbus.cli.console import Output, emit, line, table, tell_rest, to_json
-from postbus.cli.options import After, EventId, EventType, Format, Limit, Tags, Url, existing_store
+from postbus.cli.options import After, EventId, EventType, Format, Limit, Tags, Url, existing_store, find
 from postbus.errors import NotFound
 from postbus.model import AttemptError, Event, Status, Stream
+from postbus.store import Store
 
 __all__ = ["event_view", "first_line", "group"]
 
@@ -39,6 +40,7 @@ def list_events(
 ) -> None:
     """List events, newest first."""
     with existing_store(url) as store:
+        _require_known(store, subscription)
         page = store.list(
             subscription=subscription, status=status, type=event_type, tags=tags or (), limit=limit, offset=0,
             after=after,
@@ -50,6 +52,12 @@ def list_events(
     columns = "ID  TYPE  STATUS  FAILURES  CREATED  TAGS  TITLE  LAST ERROR"
     emit(output, page.items, lambda: [table(columns, rows)] if page.items else [])
     tell_rest(page, "events")
+
+
+def _require_known(store: Store, subscription: str) -> None:
+    """Raise NotFound for a name that is none; `default` may be gone, and is asked for by nobody."""
+    if subscription != "default":
+        find(store, subscription)
 
 
 def first_line(text: str | None) -> str:
@@ -64,6 +72,7 @@ def show(
 ) -> None:
     """Show one event: its payload, how it stands in each subscription, and all that happened to it."""
     with existing_store(url) as store:
+        _require_known(store, subscription)
         try:
             event = replace(store.get(event_id, subscription), logs=store.logs(event_id))
         except NotFound:

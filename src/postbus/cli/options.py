@@ -11,10 +11,12 @@ import typer
 from postbus.cli.console import Output
 from postbus.config import Settings
 from postbus.errors import NotFound
+from postbus.model import Subscription
 from postbus.store import Store, exists, open_store, shown
 
 __all__ = ["After", "DryRun", "EventId", "EventType", "Format", "Limit", "SubscriptionName", "Tags", "Url", "Yes"]
 
+MOST_NAMED: Final = 20
 UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 Url = Annotated[
@@ -51,6 +53,16 @@ def existing_store(url: str | None, *, listen: bool = False) -> Generator[Store]
         yield store
     finally:
         store.close()
+
+
+def find(store: Store, name: str) -> Subscription:
+    """Return a subscription by its name; raise NotFound, naming those that there are."""
+    found = store.subscriptions()
+    for each in found:
+        if each.name == name:
+            return each
+    named = ", ".join(each.name for each in found[:MOST_NAMED]) + (" …" if len(found) > MOST_NAMED else "")
+    raise NotFound(f"there is no subscription {name!r}; there are: {named or 'none'}")
 
 
 def parse_seconds(text: str) -> float:

@@ -141,7 +141,8 @@ def ingest(
     Each row is there once, whatever is killed when: run it again, and it goes on where the lake's manifest ends.
     Read the lake through its manifest: `Lake("lake").read(spark)`, or `duckdb.read_parquet(Lake("lake").files())`.
     """
-    where = _url(url)
+    settings = Settings.load(url=url)
+    where = settings.url
     every = None if continuous is None else parse_seconds(continuous)
     with existing_store(url) as store:
         place = lake_of(lake)
@@ -158,7 +159,10 @@ def ingest(
                 heads = {stream: store.span(stream).head for stream in Stream}
                 left = sum(heads[stream] - (place.manifests[stream].through or 0) for stream in Stream)
                 with _watching(every, left) as watch:
-                    written = run(spark, where, place, continuous=every, rows=rows, consumer=consumer, watch=watch)
+                    written = run(
+                        spark, where, place, direct_url=settings.direct_url, continuous=every, rows=rows,
+                        consumer=consumer, watch=watch,
+                    )  # fmt: skip
                 if format_ != "parquet":
                     with store.hold(f"lake {place.url}"):
                         place.mirror(spark, format_)
@@ -197,8 +201,8 @@ def compact(
     with existing_store(url) as store:
         place = lake_of(lake)
         if any(place.joinable(stream) for stream in Stream):
-            with spark_for(where, master) as spark, store.hold(f"lake {place.url}"):
-                found = place.compact(spark, grace=grace)
+            with spark_for(where, master) as spark, store.hold(f"lake {place.url}") as check:
+                found = place.compact(spark, grace=grace, check=check)
         else:
             say("nothing to join", style="dim")
             with store.hold(f"lake {place.url}"):
@@ -267,6 +271,7 @@ def archive(
         str, typer.Option(metavar="TIME", help="How long a subscription that stands still holds the others up.")
     ] = "7d",
     dry_run: DryRun = False,
+    yes: Yes = False,
     master: Master = None,
     url: Url = None,
     output: Format = Output.TABLE,
@@ -274,8 +279,8 @@ def archive(
     """Verify that the lake holds what is old, then remove it from the live tables.
 
     What is unfinished or dead stays, row by row. What a follower or a Spark stream has not passed stays, unless it has
-    stood still for --max-hold. The lake's files are read again and compared with the table first; where they differ,
-    nothing is removed.
+    stood still for --max-hold: before one is cut off so, it asks. The lake's files are read again and compared with the
+    table first; where they differ, nothing is removed.
     """
     where = _url(url)
     age, hold = (timedelta(seconds=parse_seconds(each)) for each in (older_than, max_hold))
@@ -287,7 +292,13 @@ def archive(
         found = archiving.bounds(store, place, older_than=age, max_hold=hold)
         for bound in found:
             for each in bound.past:
-                say(f"{each.subscription!r} stands at {each.position:,} since {each.moved_at:%F %T}: cut off", "yellow")
+                verdict = "cut off" if each.position < bound.pruned else "to be cut off"
+                told = f"{each.subscription!r} stands at {each.position:,} since {each.moved_at:%F %T}"
+                say(f"{told}: {verdict}", style="yellow")
+        # Who was cut off before is asked about no more, or every night's run would want an answer from then on.
+        lost = [each.subscription for bound in found for each in bound.past if each.position >= bound.pruned]
+        if lost and not dry_run:
+            confirm(f"Go on, and cut off {', '.join(lost)}?", yes=yes)
         would = {bound.stream: store.prunable(bound.stream, bound.through) for bound in found}
         removed = dict.fromkeys(Stream, 0)
         if not dry_run and any(bound.rows or would[bound.stream] for bound in found):
@@ -480,13 +491,17 @@ def run(
     A store that is away is waited for. What must not go on unseen (a lake of another log, files that are not what was
     written, a range that was pruned) ends it with an error.
     """
-    where = _url(url)
+    settings = Settings.load(url=url)
+    where = settings.url
     lengths = parse_seconds(every), parse_seconds(housekeeping)
     age = None if older_than is None else timedelta(seconds=parse_seconds(older_than))
     with existing_store(url), spark_for(where, master) as spark:
         from postbus.spark.service import Service, serve_health  # noqa: PLC0415
 
-        service = Service(spark, where, lake_of(lake), every=lengths[0], older_than=age, housekeeping=lengths[1])
+        service = Service(
+            spark, where, lake_of(lake), every=lengths[0], direct_url=settings.direct_url, older_than=age,
+            housekeeping=lengths[1],
+        )  # fmt: skip
         server = None if port is None else serve_health(service.health, host, port)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: service.stop())  # pyright: ignore[reportUnknownArgumentType, reportUnknownLambdaType]

@@ -11,7 +11,7 @@ import typer
 from postbus.bus import EventBus
 from postbus.cli.console import Output, emit, progress, say, table, to_json
 from postbus.cli.options import Format, Tags, Url, parse_moment, parse_seconds
-from postbus.errors import InvalidEventError, InvalidPayloadError, PostbusError
+from postbus.errors import InvalidEventError, InvalidPayloadError, InvalidRequest, PostbusError
 from postbus.model import Event, Json
 from postbus.payload import MAX_PAYLOAD, draft, parse
 from postbus.telling import many
@@ -53,7 +53,8 @@ def publish(
 
     Options hold for every line, unless the line is an event that says otherwise.
     Lines are published in batches, each whole or not at all.
-    A bad line ends the run, and the message says which lines were published.
+    A bad line ends the run, and the message says which lines were published; after a lost connection or Ctrl-C also of
+    which lines that is not known.
     With -o jsonl every published event is printed.
     """
     pairs = dict(map(_pair, metadata)) if metadata else None
@@ -120,22 +121,27 @@ class _Tally:
     """What has been published so far: lines, events and their ids."""
 
     lines: int = 0
+    underway: int = 0
+    """How many lines more are just being stored: until that is told, nobody knows whether they are."""
     published: int = 0
     first_id: int | None = None
     last_id: int | None = None
 
     def count(self, events: list[Event]) -> None:
         """Take note of a batch that is stored."""
+        self.lines, self.underway = self.lines + self.underway, 0
         self.published += len(events)
         self.first_id = self.first_id or events[0].id
         self.last_id = events[-1].id
 
     def __str__(self) -> str:
-        """Say which lines are stored and which are not."""
-        if not self.published:
+        """Say which lines are stored, which are not, and of which that is not known."""
+        if not self.published and not self.underway:
             return "Nothing was published."
-        done = f"Published: lines 1 to {self.lines:,} ({many(self.published, 'event')})."
-        return f"{done} Not published: line {self.lines + 1:,} and all that follow."
+        done = f"Published: lines 1 to {self.lines:,} ({many(self.published, 'event')}). " if self.published else ""
+        last = self.lines + self.underway
+        doubt = f"Lines {self.lines + 1:,} to {last:,} may or may not be stored: look before you feed them again. "
+        return f"{done}{doubt if self.underway else ''}Not published: line {last + 1:,} and all that follow."
 
 
 def _publish_lines(make: Callable[[Json], Fields], url: str | None, output: Output) -> None:
@@ -147,8 +153,10 @@ def _publish_lines(make: Callable[[Json], Fields], url: str | None, output: Outp
             for lines in _batches(sys.stdin.buffer):
                 if events := _checked(lines, make, tally):
                     bus = bus or EventBus(url)
+                    tally.underway = len(lines)
                     _publish_batch(bus, events, tally, output)
-                tally.lines += len(lines)
+                else:
+                    tally.lines += len(lines)
                 show(tally.published)
     except KeyboardInterrupt:
         say(f"interrupted. {tally}")
@@ -192,6 +200,8 @@ def _publish_batch(bus: EventBus, events: list[Fields], tally: _Tally, output: O
     try:
         stored = bus.publish_many(events)
     except PostbusError as error:
+        if isinstance(error, InvalidRequest):  # any other may have come after the commit
+            tally.underway = 0
         raise type(error)(f"after line {tally.lines:,}: {error}. {tally}") from None
     tally.count(stored)
     for event in stored if output is Output.JSONL else ():

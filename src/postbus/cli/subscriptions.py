@@ -11,7 +11,7 @@ from rich.console import RenderableType
 
 from postbus.cli.console import Output, confirm, emit, line, say, stderr, table
 from postbus.cli.dlq import ACTOR, Parked, parked
-from postbus.cli.options import DryRun, Format, Url, Yes, existing_store, parse_moment
+from postbus.cli.options import MOST_NAMED, DryRun, Format, Url, Yes, existing_store, find, parse_moment
 from postbus.doctor import left_behind
 from postbus.errors import InvalidRequest, NotFound
 from postbus.model import Checkpoint, Mode, State, Stream, Subscription
@@ -19,10 +19,9 @@ from postbus.store import Store
 from postbus.store.contract import Rewound
 from postbus.telling import many
 
-__all__ = ["find", "group"]
+__all__ = ["group"]
 
 LEFT: Final = {State.PENDING: "pending", State.LEASED: "processing", State.DEAD: "dead", State.PARKED: "parked"}
-MOST_NAMED: Final = 20
 QUEUES: Final = "NAME  MODE  WANTS  TAGS  PAUSED  LEASE  RETRIES  HANDLERS  PENDING  PROCESSING  DEAD"
 READERS: Final = "NAME  MODE  WANTS  TAGS  PAUSED  POSITION  LAG  WAITS  READ BY  LEASE LEFT  DEAD  PARKED"
 
@@ -282,13 +281,3 @@ def _at_it(row: dict[str, Any]) -> str:
     if stand is not None and stand.reader is not None:
         return f"; {stand.reader} reads it now"
     return f"; programs handle it now: {' '.join(row['handlers'])}" if row["handlers"] and stand is None else ""
-
-
-def find(store: Store, name: str) -> Subscription:
-    """Return a subscription by its name; raise NotFound, naming those that there are."""
-    found = store.subscriptions()
-    for each in found:
-        if each.name == name:
-            return each
-    named = ", ".join(each.name for each in found[:MOST_NAMED]) + (" …" if len(found) > MOST_NAMED else "")
-    raise NotFound(f"there is no subscription {name!r}; there are: {named or 'none'}")

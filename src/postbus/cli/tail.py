@@ -13,8 +13,7 @@ import typer
 from rich.text import Text
 
 from postbus.cli.console import Output, ending_well, line, say, stdout, to_json
-from postbus.cli.options import EventType, SubscriptionName, Tags, Url, existing_store, moment_before
-from postbus.cli.subscriptions import find
+from postbus.cli.options import EventType, SubscriptionName, Tags, Url, existing_store, find, moment_before
 from postbus.config import Settings
 from postbus.errors import InvalidRequest, StoreUnavailable
 from postbus.model import Action, Event, Stream
@@ -158,7 +157,8 @@ class _Events:
 
     def back(self, count: int) -> int:
         head = self.store.span(self.stream).head  # what stands beyond it now may not be all that will
-        found = [self._oldest(each, count) for each in self.interests] if count else []
+        # The newest that a subscription wants may all be filtered out: what is let through may lie further back.
+        found = [self._oldest(each, count) for each in {*self.interests, self.filters}] if count else []
         return min([head, *(each - 1 for each in found if each is not None)])
 
     def _oldest(self, interest: Interest, count: int) -> int | None:
