@@ -1,5 +1,6 @@
 """Results for people: tables on the terminal and in Markdown, and JSON for programs."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -37,7 +38,8 @@ def show(console: Console, results: Sequence[Result], machine: Mapping[str, Any]
 
 def markdown(results: Sequence[Result], machine: Mapping[str, Any], when: datetime) -> str:
     """Return the page's generated part: where we lose first, then bars, then figures."""
-    parts = [f"Measured {when:%Y-%m-%d %H:%M} UTC. {_machine(machine)}", "### Where we lose"]
+    rounds = max(len(each.rounds) for each in results)
+    parts = [f"Measured {when:%Y-%m-%d %H:%M} UTC, {rounds} rounds. {_machine(machine)}", "### Where we lose"]
     parts.append("\n".join(f"- {each}" for each in losses(results)) or "Nowhere in this run.")
     parts += ["### Bars", _markdown_table("measure|claim|bar|median|spread|verdict", _bar_rows(results))]
     rows = [[result.measure.name, *row] for result in results for row in _figures(result)]
@@ -49,8 +51,9 @@ def losses(results: Iterable[Result]) -> list[str]:
     """Say in words where a bar was missed, and where a peer is ahead of postbus."""
     said: list[str] = []
     for result in results:
+        where = f"**{result.measure.name}**"
         said += [
-            f"**{line.bar.claim}**: {_amount(line.bar, line.spread.median)}, and the bar is {line.bar.wording}."
+            f"{where}: {line.bar.claim}: {_amount(line.bar, line.spread.median)}, and the bar is {line.bar.wording}."
             for line in result.lines
             if line.verdict is Verdict.MISSED
         ]
@@ -58,7 +61,7 @@ def losses(results: Iterable[Result]) -> list[str]:
         for peer in result.measure.peers:
             ours, theirs = figures["postbus", "rate"].median, figures[peer, "rate"].median
             if theirs > ours:
-                said.append(f"**{result.measure.title}**: {peer} does {theirs:,.0f}/s, postbus {ours:,.0f}/s.")
+                said.append(f"{where}: {result.measure.title}: {peer} does {theirs:,.0f}/s, postbus {ours:,.0f}/s.")
     return said
 
 
@@ -133,6 +136,8 @@ def _bar_rows(results: Iterable[Result]) -> list[list[str]]:
 
 
 def _amount(bar: Bar, value: float) -> str:
+    if math.isnan(value):
+        return "-"
     return f"{value:.2f} x" if bar.unit == "x" else f"{value:.2f} {bar.unit}"
 
 

@@ -47,7 +47,7 @@ BUGS = (
     ),
     Bug(
         "no-pin",
-        "store/postgres/migrations/0001_initial.sql",
+        "store/postgres/migrations/0006_isolation.sql",
         "    RETURN least(upper, coalesce(pinned, upper));",
         "    RETURN upper;",
         "long-transaction postgres 2",
@@ -153,8 +153,8 @@ BUGS = (
     Bug(
         "no-heartbeat",
         "worker.py",
-        "            for lease in self._store.extend(held, self._lease):",
-        "            for lease in ():",
+        "        passed = self._store.extend(held, self._lease) if held else ()",
+        "        passed = ()",
         "slow-handler sqlite 1",
         "Leases are not kept while a handler takes long",
     ),

@@ -1,7 +1,8 @@
 """Write the table of trials in docs/guarantees.md, from what `postbus torture` and tools/planted_bugs.py found.
 
 `--results FILE …` takes in the results.json of runs first: a row of docs/proof.json for each fault and store, replaced
-when there is a newer one. With `--check` it writes nothing, and exits 1 if the page is not the one the results give.
+when there is a newer one; `--more FILE …` adds what further runs found to the rows there are. With `--check` it writes
+nothing, and exits 1 if the page is not the one the results give.
 """
 
 import argparse
@@ -22,6 +23,7 @@ PROOF: Final = ROOT / "docs" / "proof.json"
 PLANTED: Final = ROOT / "docs" / "planted-bugs.json"
 BEGIN: Final = "<!-- trials: written by tools/proof_page.py -->"
 END: Final = "<!-- end of trials -->"
+COUNTS: Final = ("strikes", "events", "executions", "repeated", "unknown")
 SHOWN: Final = ("lost", "duplicate", "reordered", "stuck")
 ROWS: Final = [
     *((fault.name, f"{fault.what}. *{fault.holds}*", store) for fault in FAULTS.values() for store in fault.stores),
@@ -32,29 +34,36 @@ ROWS: Final = [
 ]
 
 
-def take_in(files: list[Path]) -> None:
-    """Put what runs found into the results, a row for each fault and store."""
+def take_in(files: list[Path], *, more: bool) -> None:
+    """Put what runs found into the results, a row for each fault and store; `more` of them go with those there are."""
     rows: dict[str, dict[str, Any]] = json.loads(PROOF.read_text()) if PROOF.exists() else {}
     for file in files:
         found: dict[str, list[dict[str, Any]]] = {}
         for run in json.loads(file.read_text()):
             found.setdefault(f"{run['fault']} {run['store']}", []).append(run)
-        rows |= {key: summed(runs) for key, runs in found.items()}
+        made = {key: summed(runs) for key, runs in found.items()}
+        rows |= {key: joined(rows[key], row) if more and key in rows else row for key, row in made.items()}
     order = [f"{name} {store}" for name, _, store in ROWS]
     PROOF.write_text(json.dumps({key: rows[key] for key in order if key in rows}, indent=1) + "\n")
 
 
 def summed(runs: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the row of all runs of a fault on a store."""
-    counts = {
-        name: sum(run[name] for run in runs) for name in ("strikes", "events", "executions", "repeated", "unknown")
-    }
+    counts = {name: sum(run[name] for run in runs) for name in COUNTS}
     rules = Counter[str](verdict[0] for run in runs for verdict in run["verdicts"])
     slowest = round(max(run["back"] for run in runs), 1)
     samples = [sample for run in runs for sample in run["samples"]]
     hours = round(sum(run["seconds"] for run in runs) / 3_600, 2)
     more = {"back": slowest, "verdicts": dict(rules), "on": f"{datetime.now(UTC):%Y-%m-%d}", "hours": hours}
     return {**counts, **more, **({"samples": samples} if samples else {})}
+
+
+def joined(before: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
+    """Return the row of both."""
+    both = {name: before[name] + row[name] for name in COUNTS}
+    rules = Counter[str](before["verdicts"]) + Counter[str](row["verdicts"])
+    more = {"back": max(before["back"], row["back"]), "verdicts": dict(rules), "on": row["on"]}
+    return {**before, **both, **more, "hours": round(before["hours"] + row["hours"], 2)}
 
 
 def trials() -> Iterator[str]:
@@ -144,9 +153,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Write the table of trials in docs/guarantees.md.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the page is not up to date")
     parser.add_argument("--results", nargs="+", type=Path, default=[], help="results.json of runs to take in first")
+    parser.add_argument("--more", nargs="+", type=Path, default=[], help="the same, added to the rows there are")
     asked = parser.parse_args()
-    if asked.results:
-        take_in(asked.results)
+    if asked.results or asked.more:
+        take_in(asked.results, more=False)
+        take_in(asked.more, more=True)
     text = PAGE.read_text()
     before, _, rest = text.partition(BEGIN)
     made = f"{before}{section()}{rest.partition(END)[2]}"

@@ -26,7 +26,7 @@ def test_acknowledging_before_the_commit_is_noticed(trial: Trial):
 
 def test_settling_before_handling_is_noticed(trial: Trial):
     """A worker that settles first and is killed before it handles shows as an unhandled event (S1.1, I9)."""
-    victim = trial.start("live", count=COUNT, plant="settle_before_handle", probe=["settled", 5])
+    victim = trial.start("live", count=COUNT, plant="settle_before_handle", probe=["settled before", 5])
     assert victim.wait() == -signal.SIGKILL
     trial.run("live", count=COUNT)
     assert rules(trial) == {"unhandled"}

@@ -360,32 +360,79 @@ def publish(config: Config) -> None:
 # ── Spark ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def ingest(config: Config) -> None:
-    """Bring the log into the lake, as far as it has come."""
-    from postbus.spark.lake import Lake  # noqa: PLC0415  only this role needs Spark
-    from postbus.spark.lake import ingest as bring  # noqa: PLC0415
-    from postbus.spark.launch import brief_java, session  # noqa: PLC0415
+def drive(config: Config) -> None:
+    """Do with one Spark what is ordered, one job after the other; an order that is done is removed."""
+    from postbus.spark.launch import brief_java, session  # noqa: PLC0415  only this role needs Spark
 
     brief_java()
-    bring(session("local[2,4]"), config["url"], Lake(config["lake"]), rows=config["rows"])
+    os.environ["PYSPARK_DRIVER_PYTHON"] = "none"  # looking for data sources in all of Python's packages takes seconds
+    spark, order = session("local[2,4]"), Path(config["order"])
+    while True:
+        while not order.exists():
+            PAUSE.wait(0.02)
+        job = json.loads(order.read_text())
+        set_probe(_killer(job) if "probe" in job else None)
+        JOBS[job["job"]](spark, config, job["rows"])
+        order.unlink()
 
 
-def archive(config: Config) -> None:
+def ingest(spark: Any, config: Config, rows: int) -> None:
+    """Bring the log into the lake, as far as it has come."""
+    from postbus.spark.lake import Lake  # noqa: PLC0415
+    from postbus.spark.lake import ingest as bring  # noqa: PLC0415
+
+    bring(spark, config["url"], Lake(config["lake"]), rows=rows)
+
+
+def archive(spark: Any, config: Config, rows: int) -> None:
     """Bring the log into the lake, and prune what it then holds, verified."""
     from postbus.spark.archive import archive as prune  # noqa: PLC0415
     from postbus.spark.archive import bounds  # noqa: PLC0415
     from postbus.spark.lake import Lake  # noqa: PLC0415
-    from postbus.spark.launch import session  # noqa: PLC0415
     from postbus.spark.source import open_bus  # noqa: PLC0415
 
-    ingest(config)
+    ingest(spark, config, rows)
     lake, store = Lake(config["lake"]), open_bus(config["url"])
     for bound in bounds(store, lake, older_than=timedelta(0)):
-        prune(session("local[2,4]"), config["url"], store, lake, bound)
+        prune(spark, config["url"], store, lake, bound)
     store.close()
 
 
-ROLES: Final = {each.__name__: each for each in (publish, work, poll, follow, serve, ingest, archive)}
+JOBS: Final = {each.__name__: each for each in (ingest, archive)}
+
+
+def _killer(job: Config) -> Callable[[str], None]:
+    """Return what kills, when a probe is come by for the `hit`-th time: all of this process's group, or `workers`.
+
+    Of the Python processes that work for this driver's Spark, these are the ones at these places, a little `later`.
+    """
+    lock, left = threading.Lock(), [job["hit"]]
+
+    def hook(probe: str) -> None:
+        with lock:
+            left[0] -= probe == job["probe"]
+            if left[0] or probe != job["probe"]:
+                return
+        if "workers" in job:
+            threading.Timer(job["later"], _kill_workers, [job["workers"]]).start()
+        else:
+            os.killpg(os.getpgrp(), signal.SIGKILL)
+
+    return hook
+
+
+def _kill_workers(places: list[int]) -> None:
+    found: list[int] = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if b"pyspark.daemon" in (folder / "cmdline").read_bytes() and os.getpgid(int(folder.name)) == os.getpgrp():
+                found.append(int(folder.name))
+    for pid in {sorted(found)[place % len(found)] for place in places} if found else ():
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+ROLES: Final = {each.__name__: each for each in (publish, work, poll, follow, serve, drive)}
 
 
 # ── starting ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -396,35 +443,7 @@ def play(config: Config) -> None:
     logging.getLogger("postbus").setLevel(logging.CRITICAL)
     wrong, right = Wrong(config["clock"]), time.time
     time.time = lambda: right() + wrong.by()
-    if config.get("probe"):
-        die_at(*config["probe"], victim=config.get("victim", "group"))
     ROLES[config["role"]](config)
-
-
-def die_at(name: str, hit: int, victim: str) -> None:
-    """Have this process and all of its group end at the `hit`-th time that it comes by a probe; or Spark's workers."""
-    lock, left = threading.Lock(), [hit]
-
-    def hook(probe: str) -> None:
-        if probe == name:
-            with lock:
-                left[0] -= 1
-                if left[0]:
-                    return
-            for pid in _spark_workers() if victim == "workers" else [-os.getpgrp()]:
-                os.kill(pid, signal.SIGKILL)
-
-    set_probe(hook)
-
-
-def _spark_workers() -> list[int]:
-    """Return the Python processes that work for this driver's Spark."""
-    found: list[int] = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if b"pyspark.daemon" in (folder / "cmdline").read_bytes() and os.getpgid(int(folder.name)) == os.getpgrp():
-                found.append(int(folder.name))
-    return sorted(found)[-2:]
 
 
 def _lines() -> Iterator[bytes]:

@@ -505,10 +505,8 @@ def _no_spark() -> str | None:
     return None if find_spec("pyspark") else "Spark is not installed: pip install 'postbus[spark]'"
 
 
-def _spark(play: Play, role: str, **config: Any) -> None:
-    """Run a driver to its end, whichever that is."""
-    driver = play.stage.start("driver", role, rows=play.chance.randint(500, 5_000), **config)
-    until(lambda: not driver.runs(), f"the driver ends: {role}", 600)
+def _drive(play: Play, job: str, **details: Any) -> None:
+    play.stage.drive(job, play.chance.randint(500, 5_000), **details)
 
 
 @fault("spark-driver", "the lake is the log: each row once, none missing", lake=True, missing=_no_spark)
@@ -516,20 +514,21 @@ def spark_driver(play: Play) -> None:
     """Kill the driver that brings the log into the lake: reading, files or manifest written, before Spark knows."""
     probe = play.chance.choice(INGEST)
     play.note(f"the driver is killed at {probe}")
-    _spark(play, "ingest", probe=[probe, play.chance.randint(1, 2)])
+    _drive(play, "ingest", probe=probe, hit=play.chance.randint(1, 2))
 
 
 @fault("spark-worker", "the lake is the log: each row once, none missing", lake=True, missing=_no_spark)
 def spark_worker(play: Play) -> None:
-    """Kill the Python processes that read the log for Spark."""
-    play.note("Spark's Python workers are killed")
-    _spark(play, "ingest", probe=["ingest.reading", 1], victim="workers")
+    """Kill two of the Python processes that plan and read for Spark, while it reads the log."""
+    places, later = play.chance.sample(range(-6, 0), 2), play.chance.uniform(0, 0.5)
+    play.note(f"Spark's Python processes {places} are killed {later:.2f} s into reading")
+    _drive(play, "ingest", probe="ingest.reading", hit=1, workers=places, later=later)
 
 
 @fault("spark-checkpoint", "the lake is the log: it goes on from the manifest", lake=True, missing=_no_spark)
 def spark_checkpoint(play: Play) -> None:
     """Remove the directory in which Spark keeps how far it has come."""
-    _spark(play, "ingest")
+    _drive(play, "ingest")
     stream = play.chance.choice(("events", "audit"))
     play.note(f"the checkpoint of {stream} is removed")
     shutil.rmtree(play.stage.folder / "lake" / stream / "checkpoint")
@@ -540,7 +539,7 @@ def archive_crash(play: Play) -> None:
     """Kill the driver that prunes what the lake holds: verifying, verified, some of it pruned."""
     probe = play.chance.choice(ARCHIVE)
     play.note(f"the archive is killed at {probe}")
-    _spark(play, "archive", probe=[probe, 1])
+    _drive(play, "archive", probe=probe, hit=1)
 
 
 # ── what is left of a database ───────────────────────────────────────────────────────────────────────────────────

@@ -223,6 +223,7 @@ class Stage:
             "clock": str(self.clock),
             "options": {**self.options},
             "lake": str(self.folder / "lake"),
+            "order": str(self.folder / "order"),
             "port": self.port,
             **config,
         }
@@ -249,6 +250,21 @@ class Stage:
     def playing(self, *roles: str) -> list[str]:
         """Return the names of those who play these roles, or of all."""
         return [name for name, each in self.crew.items() if not roles or each.config["role"] in roles]
+
+    def drive(self, job: str, rows: int, **details: Any) -> None:
+        """Have Spark's driver do a job, and wait until it is done or the driver has ended; one that is there goes on.
+
+        A Spark takes far longer to start than such a job takes.
+        """
+        driver = self.crew.get("driver")
+        if driver is None or not driver.runs():
+            driver = self.start("driver", "drive")
+        order = self.folder / "order"
+        written = order.with_suffix(".new")
+        written.write_text(json.dumps({"job": job, "rows": rows, **details}))
+        written.rename(order)
+        until(lambda: not (order.exists() and driver.runs()), f"the driver is done or ends: {job}", 600)
+        order.unlink(missing_ok=True)
 
     def halt(self, name: str) -> None:
         """Suspend one at a moment when nobody is writing: a writer stopped midway would stop everybody."""
@@ -296,7 +312,7 @@ class Stage:
 
     def _check_alive(self) -> None:
         for name, each in self.crew.items():
-            if each.config["role"] not in {"ingest", "archive"} and not each.runs():
+            if each.config["role"] != "drive" and not each.runs():
                 raise Late(f"{name} has ended by itself: {self.errors(name)}")
 
     def errors(self, name: str) -> str:
@@ -305,15 +321,16 @@ class Stage:
         return file.read_text(errors="replace")[-1_500:] if file.exists() else ""
 
     def finish(self) -> None:
-        """Let publishers end, wait until all that was published has come to an end, and let everybody go."""
+        """Let publishers end, wait until all that was published has come to an end, and let all but the driver go."""
         (self.folder / "stop").touch()
         publishers = [self.crew[name] for name in self.playing("publish")]
         until(lambda: not any(each.runs() for each in publishers), "publishers end")
         self._drain()
-        for each in self.crew.values():
+        leaving = [each for each in self.crew.values() if each.config["role"] != "drive"]
+        for each in leaving:
             each.send(signal.SIGCONT)
             each.send(signal.SIGTERM)
-        until(lambda: not any(each.runs() for each in self.crew.values()), "all end when asked to")
+        until(lambda: not any(each.runs() for each in leaving), "all end when asked to")
 
     def _drain(self) -> None:
         """Wait until nothing is left to be done, or raise Late: what is left then is the checker's to tell."""

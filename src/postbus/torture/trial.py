@@ -17,7 +17,7 @@ from postbus.torture.checker import Database, Verdict
 from postbus.torture.crew import PROJECTION, QUEUES, READER
 from postbus.torture.history import UNKNOWN, Entry, answers
 from postbus.torture.nemesis import FAULTS, Fault, Play
-from postbus.torture.stage import Late, Stage, Store, on_stage, until
+from postbus.torture.stage import Late, Stage, Store, on_stage
 
 __all__ = ["Result", "check", "run", "soak"]
 
@@ -96,7 +96,7 @@ def _run_crew(
     fault: Fault, result: Result, chance: random.Random, folder: Path, struck: Callable[[int], None]
 ) -> tuple[Result, list[Entry]]:
     back = 0.0
-    pace = {"pace": 0.5} if fault.lake else {}  # a driver takes its time, and has to catch up
+    pace = {"pace": 0.15} if fault.lake else {}  # a driver takes its time, and has to catch up
     around = nullcontext[dict[str, Any]]({}) if fault.around is None else fault.around(result.store, folder)
     with (
         around as options,
@@ -113,7 +113,7 @@ def _run_crew(
                 struck(number + 1)
             stage.finish()
             if fault.lake:
-                ingest_rest(stage)
+                stage.drive("ingest", 100_000)
         except Late as late:
             play.found.append(Verdict("stuck", str(late)))
             stage.close()
@@ -206,14 +206,7 @@ def archive(stage: Stage) -> None:
     bus = EventBus(stage.store.url, auto_migrate=False)
     bus.dlq.purge(0)
     bus.shutdown()
-    driver = stage.start("driver", "archive", rows=100_000)
-    until(lambda: not driver.runs(), "the archive ends", 600)
-
-
-def ingest_rest(stage: Stage) -> None:
-    """Bring into the lake what is not there yet, with nothing in the way."""
-    driver = stage.start("driver", "ingest", rows=100_000)
-    until(lambda: not driver.runs(), "the last driver ends", 600)
+    stage.drive("archive", 100_000)
 
 
 def read(store: Store) -> Database:
