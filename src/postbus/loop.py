@@ -1,5 +1,6 @@
 """The only start and stop code: a thread that takes one turn after another."""
 
+import contextlib
 import logging
 import threading
 import time
@@ -9,7 +10,7 @@ from typing import Final, Protocol
 from postbus.errors import StoreUnavailable
 from postbus.observe import tell
 
-__all__ = ["Loop", "Signal", "Waiter"]
+__all__ = ["Bell", "Loop", "Signal", "Waiter"]
 
 LONGEST_PAUSE: Final = 5.0
 LOOK_EVERY: Final = 0.25
@@ -25,6 +26,32 @@ class Waiter(Protocol):
     def wake(self) -> None:
         """Make the present or the next `wait` return at once."""
         ...
+
+
+class Bell:
+    """Once rung, it stays so. A signal handler may ring it.
+
+    The handler runs in the very thread that waits, at any point of its waiting: there a `threading.Event` would wait
+    for its own lock, for good.
+    """
+
+    def __init__(self) -> None:
+        """Begin without having been rung."""
+        self.rung = False
+        self._silence = threading.Lock()
+        self._silence.acquire()
+
+    def ring(self) -> None:
+        """End the waiting."""
+        self.rung = True
+        with contextlib.suppress(RuntimeError):  # released before
+            self._silence.release()
+
+    def wait(self, timeout: float) -> bool:
+        """Return whether it is rung within `timeout` seconds, or was before."""
+        if not self.rung:
+            self._silence.acquire(timeout=timeout)
+        return self.rung
 
 
 class _Doorbell:

@@ -2,7 +2,7 @@
 
 import json
 import signal
-import threading
+import time
 from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
@@ -87,12 +87,10 @@ def _log(event: str, fields: Mapping[str, object]) -> None:
 
 def _supervise(supervisor: Supervisor) -> int:
     """Keep the children running until a signal; return the exit code."""
-    woken = threading.Event()
     asked: list[int] = []
 
     def ask(number: int, _: object) -> None:
-        asked.append(number)
-        woken.set()
+        asked.append(number)  # and nothing that takes a lock: the thread that is interrupted may hold it
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, ask)
@@ -102,6 +100,5 @@ def _supervise(supervisor: Supervisor) -> int:
             heard = len(asked)
             logger.info("worker_stopping", extra={"signal": signal.Signals(asked[-1]).name, "at_once": heard > 1})
             supervisor.stop(signal.SIGTERM if heard == 1 else signal.SIGKILL)
-        woken.wait(LOOK_EVERY)
-        woken.clear()
+        time.sleep(LOOK_EVERY)
     return supervisor.exit_code

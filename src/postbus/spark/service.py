@@ -11,6 +11,7 @@ from typing import Final
 from pyspark.sql import SparkSession
 
 from postbus.errors import Conflict, StoreUnavailable
+from postbus.loop import Bell
 from postbus.model import Stream
 from postbus.observe import tell
 from postbus.spark.archive import archive, bounds
@@ -80,24 +81,25 @@ class Service:
         lake: Lake,
         *,
         every: float,
+        direct_url: str | None = None,
         older_than: timedelta | None = None,
         housekeeping: float = 3_600.0,
     ) -> None:
         """Work every so many seconds; compact, and archive what is older than that if said, each `housekeeping`."""
         self.health = Health(every)
-        self._spark, self._url, self._lake = spark, url, lake
+        self._spark, self._url, self._direct_url, self._lake = spark, url, direct_url, lake
         self._every, self._older_than, self._housekeeping = every, older_than, housekeeping
         self._kept = time.monotonic()
-        self._stop = threading.Event()
+        self._stop = Bell()
 
     def stop(self) -> None:
         """Let the present cycle be the last."""
-        self._stop.set()
+        self._stop.ring()
 
     def run(self) -> None:
         """Work until stopped. A store that is away is waited for; what must not go on unseen raises."""
         pause = self._every
-        while not self._stop.is_set():
+        while not self._stop.rung:
             try:
                 self.cycle()
             except (StoreUnavailable, Conflict) as error:  # away, or somebody else is at the lake
@@ -112,7 +114,8 @@ class Service:
 
     def cycle(self) -> None:
         """Bring the lake up to the head once, and look after it when it is time to."""
-        for stream, rows in ingest(self._spark, self._url, self._lake, watch=self._saw).items():
+        written = ingest(self._spark, self._url, self._lake, direct_url=self._direct_url, watch=self._saw)
+        for stream, rows in written.items():
             self.health.rows[stream] += rows
         if time.monotonic() - self._kept >= self._housekeeping:
             self._keep()
@@ -126,10 +129,10 @@ class Service:
         health.position[told.stream], health.lag[told.stream] = told.position, told.lag
 
     def _keep(self) -> None:
-        store = open_bus(self._url)
+        store = open_bus(self._url, self._direct_url)
         try:
-            with store.hold(f"lake {self._lake.url}"):
-                self._lake.compact(self._spark)
+            with store.hold(f"lake {self._lake.url}") as check:
+                self._lake.compact(self._spark, check=check)
             if self._older_than is not None:
                 for bound in bounds(store, self._lake, older_than=self._older_than):
                     for each in bound.past:
