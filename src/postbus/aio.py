@@ -4,8 +4,9 @@ import asyncio
 import contextvars
 import functools
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, suppress
+from enum import StrEnum
 from types import TracebackType
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, Unpack
 
@@ -13,7 +14,7 @@ from postbus.bus import EventBus, F, FollowOptions, HandlerOptions
 from postbus.dlq import DeadLetters
 from postbus.errors import EventBusShutdownError
 from postbus.follower import Follower
-from postbus.model import Event, NewEvent
+from postbus.model import Delivery, Event, NewEvent
 from postbus.payload import Draft
 from postbus.store.contract import Transaction
 from postbus.subscriptions import Subscriptions
@@ -24,36 +25,89 @@ P = ParamSpec("P")
 R = TypeVar("R")
 S = TypeVar("S")
 THREADS: Final = 64
+UNDOING: Final = 5.0
+
+
+class _Lane(StrEnum):
+    """Which threads a call runs in: none may wait for a thread that another holds while waiting for it."""
+
+    SHORT = "await"
+    WAITING = "wait"
+    """For calls that last until handlers have run, which make short calls of their own."""
+    RESERVED = "reserved"
+    """For what ends the waiting of others: the shutdown, and the writes of a transaction that is open."""
+
+
+class _Threads:
+    """The threads of one bus, and what they have yet to undo."""
+
+    def __init__(self) -> None:
+        # Bounded: every waiter looks at each settled event, so 1,000 of them at once take ten times as long (measured).
+        self._lanes = {lane: ThreadPoolExecutor(THREADS, thread_name_prefix=f"postbus-{lane}") for lane in _Lane}
+        self.undoing: set[Future[None]] = set()
+
+    def submit(self, lane: _Lane, call: Callable[[], R]) -> Future[R]:
+        """Begin a call; raise EventBusShutdownError after `shutdown`."""
+        try:
+            # In the caller's context: what is published continues the caller's trace.
+            return self._lanes[lane].submit(contextvars.copy_context().run, call)
+        except RuntimeError:
+            raise EventBusShutdownError("the bus is shut down") from None
+
+    def undo(self, running: Future[R], undo: Callable[[R], None]) -> None:
+        """Have a call undone once it has returned; after `shutdown`, leave it."""
+        with suppress(EventBusShutdownError):
+            # Behind the call, in its own lane: so whatever it waits for has a thread already.
+            undoing = self.submit(_Lane.SHORT, lambda: undo(running.result()))
+            self.undoing.add(undoing)
+            undoing.add_done_callback(self.undoing.discard)
+
+    def shutdown(self) -> None:
+        """Take no further calls."""
+        for lane in self._lanes.values():
+            lane.shutdown(wait=False)
 
 
 class _Wrapper(Generic[S]):
     """Has the blocking object, and the threads to call it in."""
 
-    def __init__(self, wrapped: S, threads: ThreadPoolExecutor) -> None:
+    def __init__(self, wrapped: S, threads: _Threads) -> None:
         self.wrapped = wrapped
         self.threads = threads
 
-    async def in_thread(self, call: Callable[[], R]) -> R:
-        """Run a blocking call in a thread; raise EventBusShutdownError after `shutdown`."""
+    async def in_thread(
+        self, call: Callable[[], R], lane: _Lane = _Lane.SHORT, undo: Callable[[R], None] | None = None
+    ) -> R:
+        """Run a blocking call in a thread, to be undone if it is cancelled; raise EventBusShutdownError if too late."""
+        running = self.threads.submit(lane, call)
         try:
-            # In the caller's context: what is published continues the caller's trace.
-            inside = contextvars.copy_context().run
-            running = asyncio.get_running_loop().run_in_executor(self.threads, inside, call)
-        except RuntimeError:
-            raise EventBusShutdownError("the bus is shut down") from None
-        return await running
+            return await asyncio.wrap_future(running)
+        except asyncio.CancelledError:
+            if undo is not None:
+                self.threads.undo(running, undo)
+            raise
 
 
 def _awaited(
-    method: Callable[Concatenate[S, P], R],
+    method: Callable[Concatenate[S, P], R], lane: _Lane = _Lane.SHORT, undo: Callable[[S, R], None] | None = None
 ) -> Callable[Concatenate[_Wrapper[S], P], Coroutine[Any, Any, R]]:
     """Return the method as a coroutine function that runs it in a thread."""
 
     @functools.wraps(method)
     async def call(self: _Wrapper[S], *args: P.args, **kwargs: P.kwargs) -> R:
-        return await self.in_thread(functools.partial(method, self.wrapped, *args, **kwargs))
+        undone = None if undo is None else functools.partial(undo, self.wrapped)
+        return await self.in_thread(functools.partial(method, self.wrapped, *args, **kwargs), lane, undone)
 
     return call
+
+
+def _hand_back(bus: EventBus, found: Delivery | None) -> None:
+    _hand_back_all(bus, [found] if found else [])
+
+
+def _hand_back_all(bus: EventBus, found: Sequence[Delivery]) -> None:
+    if found:
+        bus.store.release([each.lease for each in found], found[0].worker_id)
 
 
 class _AsyncDeadLetters(_Wrapper[DeadLetters]):
@@ -77,6 +131,22 @@ class _AsyncSubscriptions(_Wrapper[Subscriptions]):
     delete = _awaited(Subscriptions.delete)
 
 
+async def _entered(
+    thread: ThreadPoolExecutor, held: ExitStack, opened: AbstractContextManager[Transaction]
+) -> Transaction:
+    try:
+        return await asyncio.wrap_future(thread.submit(held.enter_context, opened))
+    except asyncio.CancelledError as error:
+        # Not awaited: it comes after the entering, which may have long to wait for the transaction of another.
+        thread.submit(held.__exit__, type(error), error, error.__traceback__)
+        raise
+
+
+async def _left(thread: ThreadPoolExecutor, held: ExitStack, *error: Any) -> None:
+    # Shielded: a cancelled commit or rollback that never began would leave the store locked.
+    await asyncio.shield(asyncio.wrap_future(thread.submit(held.__exit__, *error)))
+
+
 class _Collected:
     """Stands in for a transaction to have events validated in a thread, and stored by whoever awaits."""
 
@@ -93,25 +163,27 @@ class AsyncEventBus(_Wrapper[EventBus]):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         """Open the bus; takes what EventBus takes."""
-        super().__init__(EventBus(*args, **options), ThreadPoolExecutor(THREADS, thread_name_prefix="postbus-await"))
+        super().__init__(EventBus(*args, **options), _Threads())
         self.dlq = _AsyncDeadLetters(self.wrapped.dlq, self.threads)
         self.subscriptions = _AsyncSubscriptions(self.wrapped.subscriptions, self.threads)
 
     _publish = _awaited(EventBus.publish)
+    _publish_and_wait = _awaited(EventBus.publish, _Lane.WAITING)
+    _publish_within = _awaited(EventBus.publish, _Lane.RESERVED)
     _publish_many = _awaited(EventBus.publish_many)
+    _publish_many_within = _awaited(EventBus.publish_many, _Lane.RESERVED)
     subscribe = _awaited(EventBus.subscribe)
     unsubscribe = _awaited(EventBus.unsubscribe)
-    wait_idle = _awaited(EventBus.wait_idle)
-    wait_for = _awaited(EventBus.wait_for)
-    poll = _awaited(EventBus.poll)
-    poll_many = _awaited(EventBus.poll_many)
+    wait_idle = _awaited(EventBus.wait_idle, _Lane.WAITING)
+    wait_for = _awaited(EventBus.wait_for, _Lane.WAITING)
+    poll = _awaited(EventBus.poll, undo=_hand_back)
+    poll_many = _awaited(EventBus.poll_many, undo=_hand_back_all)
     finalize = _awaited(EventBus.finalize)
     extend = _awaited(EventBus.extend)
     release = _awaited(EventBus.release)
     reset = _awaited(EventBus.reset)
     get = _awaited(EventBus.get)
     stats = _awaited(EventBus.stats)
-    _shutdown = _awaited(EventBus.shutdown)
 
     @property
     def worker_id(self) -> str:
@@ -133,35 +205,42 @@ class AsyncEventBus(_Wrapper[EventBus]):
 
     async def publish(self, *args: Any, connection: Any = None, **fields: Any) -> Event:
         """Store an event; see EventBus.publish. `connection` may also be an awaited psycopg or SQLAlchemy one."""
-        if connection is None or not self.wrapped.store.is_async(connection):
-            return await self._publish(*args, connection=connection, **fields)
+        if connection is None:
+            return await (self._publish_and_wait if fields.get("wait") else self._publish)(*args, **fields)
+        if not self.wrapped.store.is_async(connection):
+            return await self._publish_within(*args, connection=connection, **fields)
         collected = _Collected()
-        await self._publish(*args, connection=collected, **fields)
+        await self._publish_within(*args, connection=collected, **fields)
         return (await self.wrapped.store.publish_on_async(connection, collected.drafts))[0]
 
     async def publish_many(
         self, events: Iterable[NewEvent | Mapping[str, Any]], *, connection: Any = None
     ) -> list[Event]:
         """Store many events, all or none; see EventBus.publish_many."""
-        if connection is None or not self.wrapped.store.is_async(connection):
-            return await self._publish_many(events, connection=connection)
+        if connection is None:
+            return await self._publish_many(events)
+        if not self.wrapped.store.is_async(connection):
+            return await self._publish_many_within(events, connection=connection)
         collected = _Collected()
-        await self._publish_many(events, connection=collected)
+        await self._publish_many_within(events, connection=collected)
         return await self.wrapped.store.publish_on_async(connection, collected.drafts)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncGenerator[Transaction]:
         """Open a transaction on the bus's own store; see EventBus.transaction."""
-        loop, held = asyncio.get_running_loop(), self.wrapped.transaction()
+        opened, held = self.wrapped.transaction(), ExitStack()
         # A thread for this transaction alone: the store refuses the one that holds it, and must not mistake another's.
-        with ThreadPoolExecutor(1, thread_name_prefix="postbus-transaction") as thread:
-            tx = await loop.run_in_executor(thread, held.__enter__)
+        thread = ThreadPoolExecutor(1, thread_name_prefix="postbus-transaction")
+        try:
+            tx = await _entered(thread, held, opened)
             try:
                 yield tx
             except BaseException as error:
-                await loop.run_in_executor(thread, held.__exit__, type(error), error, error.__traceback__)
+                await _left(thread, held, type(error), error, error.__traceback__)
                 raise
-            await loop.run_in_executor(thread, held.__exit__, None, None, None)
+            await _left(thread, held, None, None, None)
+        finally:
+            thread.shutdown(wait=False)
 
     async def start(self) -> None:
         """Begin to handle events; coroutine handlers run on the present event loop."""
@@ -170,11 +249,15 @@ class AsyncEventBus(_Wrapper[EventBus]):
     async def shutdown(self, timeout: float | None = None) -> bool:  # noqa: ASYNC109  the bus's own word for it
         """Shut down; see EventBus.shutdown."""
         try:
-            done = await self._shutdown(timeout)
+            done = await self.in_thread(functools.partial(self._shutdown, timeout), _Lane.RESERVED)
         except EventBusShutdownError:
             return True
-        self.threads.shutdown(wait=False)
+        self.threads.shutdown()
         return done
+
+    def _shutdown(self, timeout: float | None) -> bool:
+        wait(self.threads.undoing, UNDOING)
+        return self.wrapped.shutdown(timeout)
 
     async def __aenter__(self) -> Self:
         """Start."""

@@ -66,10 +66,6 @@ class Breaker:
         """Return the half-open state: one probe is out; if its worker dies, another may go at `until`."""
         return replace(state, probe_until=until)
 
-    def unused(self, state: BreakerState) -> BreakerState:
-        """Return the state after a probe found no event to try: open as before, so the next look tries again."""
-        return replace(state, probe_until=None)
-
     def succeeded(self) -> BreakerState:
         """Return the state after a success: closed, with no failures counted."""
         return BreakerState()

@@ -33,7 +33,7 @@ from postbus.execution import Execution, describe
 from postbus.follow import CheckpointMode, InstanceMode, OnFailure, make_follow
 from postbus.follower import Follower
 from postbus.handlers import Handler, Handlers, OnError, check_subscription, make_handler
-from postbus.loop import Loop, Signal
+from postbus.loop import Bell, Loop, Signal
 from postbus.model import (
     AttemptError,
     Delivery,
@@ -150,6 +150,7 @@ class EventBus:
         self.dlq = DeadLetters(self.store, named)
         self.subscriptions = Subscriptions(self.store, named)
         self._owner = uuid4().hex
+        self._process = os.getpid()
         self._handlers = Handlers()
         self._execution = Execution(
             self.store,
@@ -276,7 +277,8 @@ class EventBus:
         if made.transactional and self.store.remote:
             raise InvalidRequest("a transactional handler needs the database itself, not a server in front of it")
         self.subscriptions.ensure(made.subscription, made.interest.pattern, sorted(made.interest.tags))
-        self._handlers.add(made)
+        with self._lock:  # not while `start` has told of the handlers and has no worker yet
+            self._handlers.add(made)
         if self._worker is not None:
             self.store.register_handlers([self._record(made)])
             self._worker.start()
@@ -394,10 +396,11 @@ class EventBus:
             self._be_alive()
             if not self.store.remote:
                 recover(self.store, self.settings.retry, self._owner)
+            self.store.register_handlers(self._records())
+            # From here on the bus counts as started: what may fail comes before, so that it can be tried again.
             self._worker = Worker(self.store, self.settings, self._execution, self._owner, loop)
             upkeep = Upkeep(self.store, self.settings.retry, self._owner, self.settings.poll_interval, self._records)
             self._upkeep = Loop("upkeep", upkeep.turn)
-            self.store.register_handlers(self._records())
             if self._handlers.all():  # else there is nothing to look for
                 self._worker.start()
             self._upkeep.start()
@@ -419,7 +422,10 @@ class EventBus:
         """Take nothing new, let what runs finish, hand the rest back, close the store; calling it twice is safe.
 
         Returns whether everything finished within `timeout` seconds (the bus's `shutdown_timeout` unless given).
+        In a forked child it does nothing: the bus is its parent's.
         """
+        if os.getpid() != self._process:
+            return True
         with self._lock:
             first, self._closing = not self._closing, True
             if first:
@@ -434,10 +440,7 @@ class EventBus:
         try:
             if self._upkeep is not None:
                 self._upkeep.stop(timeout=5)
-            done = self._worker.stop(limit) if self._worker is not None else True
-            if self._worker is not None:
-                ended = [each.stop(limit) for each in self._followers.values()]
-                done = done and all(ended)
+            done = self._stop(limit)
             if self._worker is not None:  # nothing was registered before: a mere publisher may not even write there
                 self.store.forget_handlers(self._owner)
             if not done:
@@ -448,6 +451,20 @@ class EventBus:
             self._finished = done
             self._closed.set()
         return done
+
+    def _stop(self, limit: float) -> bool:
+        """Stop the worker, then the followers, even if one of them raises; return whether all finished in time."""
+        if self._worker is None:
+            return True
+        ended: list[bool] = []
+
+        def stop(one: Worker | Follower) -> None:
+            ended.append(one.stop(limit))
+
+        with ExitStack() as stopping:  # which goes from the last to the first
+            for one in (*self._followers.values(), self._worker):
+                stopping.callback(stop, one)
+        return all(ended)
 
     def __enter__(self) -> Self:
         """Start."""
@@ -462,11 +479,11 @@ class EventBus:
 
     def run(self) -> None:
         """Start, and block until SIGINT, SIGTERM or `shutdown`; then shut down. A second signal ends the process."""
-        stop = threading.Event()
+        stop = Bell()
 
         def ask(number: int, _: object) -> None:
             signal.signal(number, signal.SIG_DFL)
-            stop.set()
+            stop.ring()
 
         before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
         try:

@@ -71,7 +71,27 @@ class Claiming:
         return breaker.admit(state, self.store.now())
 
     def _probe(self, handler: Handler, breaker: Breaker, *, alone: bool) -> tuple[Delivery, ...]:
-        """Claim one event past an open breaker, unless another worker is doing so."""
+        """Claim one event past an open breaker, unless another worker is doing so.
+
+        The event first, then the right to try it: the other way round, a worker with nothing to try would take that
+        right and give it back for ever, woken each time by its own write.
+        """
+        found = self._ask(handler.subscription, (handler.interest,), (), 1, alone=alone).deliveries
+        if not found:
+            return ()
+        leases, won = [delivery.lease for delivery in found], False
+        try:
+            won = self._may_probe(handler, breaker)
+        finally:
+            if not won:
+                self.store.release(leases, self.worker_id)
+        if not won:
+            return ()
+        self.execution.probes.update(leases)
+        return found
+
+    def _may_probe(self, handler: Handler, breaker: Breaker) -> bool:
+        """Make the breaker half-open; return whether it was this worker that did."""
         won: list[BreakerState] = []
 
         def send(state: BreakerState) -> BreakerState | None:
@@ -83,10 +103,4 @@ class Claiming:
             return won[0]
 
         self.store.change_breaker(handler.breaker_name, send)
-        if not won:
-            return ()
-        found = self._ask(handler.subscription, (handler.interest,), (), 1, alone=alone).deliveries
-        self.execution.probes.update(delivery.lease for delivery in found)
-        if not found:
-            self.store.change_breaker(handler.breaker_name, breaker.unused)
-        return found
+        return bool(won)

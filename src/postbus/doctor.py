@@ -72,7 +72,14 @@ class Patient:
 
     def examined(self, *, deep: bool = False) -> Iterator[Finding]:
         """Find all there is to find; with `deep`, also what takes long in a large store."""
-        yield from (_naming(each, self.again) for each in self.store.inspect(deep=deep))
+        yield from self._beside(self.store.inspect(deep=deep))
+
+    def watched(self) -> Iterator[Finding]:
+        """Find the same but for damage, for which the whole store is read: that is not to be done again and again."""
+        yield from self._beside(self.store.condition())
+
+    def _beside(self, told: Sequence[Finding]) -> Iterator[Finding]:
+        yield from (_naming(each, self.again) for each in told)
         yield from self.findings()
         yield from self.lost_leases()
 
@@ -210,7 +217,7 @@ class Patient:
     def dead(self) -> Iterator[Finding]:
         """Find dead letters, and what is parked behind them."""
         how = f"postbus dlq list{self.again}, then postbus dlq retry ID or dlq purge"
-        found = {name: counts for name, counts in remains(self.store, self.stats).items() if any(counts)}
+        found = {name: counts for name, counts in remains(self.stats).items() if any(counts)}
         for name, (dead, parked) in found.items():
             behind = f", {many(parked, 'event')} parked behind" if parked else ""
             yield wrong("dead letters", f"{dead:,} in subscription {name}{behind}", how)
@@ -237,10 +244,7 @@ def left_behind(standing: Sequence[tuple[int, str | None, State]]) -> Counter[St
     return Counter(state for *_, state in standing)
 
 
-def remains(store: Store, found: Stats) -> dict[str, tuple[int, int]]:
+def remains(found: Stats) -> dict[str, tuple[int, int]]:
     """Return how many events are dead, and how many parked behind them, in every subscription."""
-    counts = {each.name: (each.dead, 0) for each in found.subscriptions}
-    for each in found.checkpoints:
-        left = left_behind(store.standing(each.subscription))
-        counts[each.subscription] = left[State.DEAD], left[State.PARKED]
-    return counts
+    names = [each.name for each in found.subscriptions] + [each.subscription for each in found.checkpoints]
+    return {name: (found.dead.get(name, 0), found.parked.get(name, 0)) for name in names}

@@ -180,6 +180,8 @@ class Execution:
     """The leases of deliveries that are half-open probes."""
     settled: set[Lease] = field(default_factory=set[Lease])
     """The leases settled in the transaction of their handlers: they are gone, and not lost."""
+    lost: set[Lease] = field(default_factory=set[Lease])
+    """The leases that are known to have passed to another: what has not begun under one of them does not."""
 
     def begin(self, delivery: Delivery) -> Run:
         """Return a run that stands before the delivery's first handler."""
@@ -193,8 +195,8 @@ class Execution:
         `is_mine` is asked before and after each: once it says no, somebody else has reported on this run, and
         nothing more is done or told. Never raises: whatever a handler raises is its outcome.
         """
-        if not self._start(run, is_async=False):
-            return run.report(None)
+        if (unwanted := self._start(run, is_async=False)) is not None:
+            return unwanted
         while run.index < run.outside:
             if self._is_blocked(run):
                 return run.report(None)
@@ -212,7 +214,8 @@ class Execution:
 
         None means that the transactional ones are left: they are for `run`.
         """
-        self._start(run, is_async=True)
+        if (unwanted := self._start(run, is_async=True)) is not None:
+            return unwanted
         while run.index < run.outside:
             if self._is_blocked(run):
                 return run.report(None)
@@ -304,12 +307,17 @@ class Execution:
 
     # ── one handler ──────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _start(self, run: Run, *, is_async: bool) -> bool:
-        """Let a run's time count from now, with the handlers there are now; False if they want another lane."""
+    def _start(self, run: Run, *, is_async: bool) -> Report | None:
+        """Let a run's time count from now, with the handlers there are now.
+
+        Return the report on one that ends before it begins: its lease is lost, or its handlers want another lane.
+        """
         if not run.began:
             run.began = time.perf_counter()
+            if self.lost and run.delivery.lease in self.lost:
+                return run.report(Settled.LOST)
             run.handlers, run.is_async, run.outside = self.handlers.match(run.delivery.subscription, run.delivery.event)
-        return is_async or not run.is_async
+        return None if is_async or not run.is_async else run.report(None)
 
     def went(self, run: Run, error: BaseException | None) -> Report | None:
         """Take note of how the present handler went, and step to the next; return the report if the run ends here.
@@ -339,11 +347,9 @@ class Execution:
         try:
             with self._watched(run):
                 result = self._call(run)
+            return _never_awaited(run.handler, result) if inspect.isawaitable(result) else None
         except BaseException as error:  # noqa: BLE001  even SystemExit is only a failed attempt: the worker lives on
             return error
-        if inspect.isawaitable(result):
-            return _never_awaited(run.handler, result)
-        return None
 
     async def _try_async(self, run: Run) -> BaseException | None:
         handler = run.handler
@@ -405,11 +411,23 @@ class Execution:
         tell_failed(delivery, told, handler, "retry" if after is not None else "dead", after)
         return outcome
 
+    def broke(self, run: Run, error: BaseException) -> Report:
+        """Return the report on a run that ended by an error not its handler's: a failed attempt, told with its trace.
+
+        Without one, the heartbeat would keep its lease as long as this process lives.
+        """
+        delivery = run.delivery
+        with contextlib.suppress(Exception):  # nobody commits what is left open
+            run.roll_back()
+        with contextlib.suppress(Exception):  # a filter of the log's may be what broke it
+            tell(logging.ERROR, "run_broke", error=error, event_id=delivery.id, subscription=delivery.subscription)
+        return run.report(self.decide(delivery, describe(error, delivery), error, None))
+
     def decide(
         self, delivery: Delivery, told: AttemptError, error: BaseException, handler: Handler | None
     ) -> Retry | Dead:
         """Return whether a failed attempt is followed by another, and when."""
-        policy = delivery.retry.merged(handler.retry if handler else None)
+        policy = delivery.retry.giving_way_to(handler.retry if handler else None)
         own = delivery.event.max_retries
         if isinstance(error, Discard) or delivery.attempt > (policy.max_retries if own is None else own):
             return Dead(told)

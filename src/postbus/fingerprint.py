@@ -3,7 +3,9 @@
 import re
 from typing import Final
 
-__all__ = ["FOLDS", "LONGEST_MESSAGE", "fingerprint"]
+from postbus.model import AttemptError
+
+__all__ = ["FOLDS", "LONGEST_MESSAGE", "cause", "fingerprint"]
 
 LONGEST_MESSAGE: Final = 1_000
 FOLDS: Final = (
@@ -29,3 +31,8 @@ def fingerprint(message: str, worker: str | None = None) -> str:
     for pattern, folded in _FOLDS:
         text = pattern.sub(folded, text)
     return text.strip()
+
+
+def cause(error: AttemptError | None) -> tuple[str, str]:
+    """Return what kind of error it was, and its message folded."""
+    return ("", "no error was recorded") if error is None else (error.type, fingerprint(error.message, error.worker_id))

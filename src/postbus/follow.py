@@ -74,7 +74,7 @@ def make_follow(
     function: Callable[..., Any],
     *,
     tags: Sequence[str] = (),
-    checkpoint: CheckpointMode = CheckpointMode(),  # noqa: B008  frozen
+    checkpoint: CheckpointMode = CheckpointMode(),
     instance: InstanceMode | str = InstanceMode.COORDINATED,
     retry: RetryPolicy | Mapping[str, float] | None = None,
     batch_size: int = 100,

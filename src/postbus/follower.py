@@ -25,6 +25,7 @@ from postbus import figures
 from postbus.errors import (
     Conflict,
     Discard,
+    EventBusShutdownError,
     InvalidRequest,
     LeaseLost,
     MaxRetriesExceeded,
@@ -36,9 +37,10 @@ from postbus.errors import (
 from postbus.execution import CANCELLED, UNWATCHED, Context, describe, handler_log, tell_failed
 from postbus.follow import Follow, InstanceMode, make_follow
 from postbus.leftovers import Cancelled, HandlerFailed, Leftovers, cause
-from postbus.loop import Loop
+from postbus.loop import Bell, Loop
 from postbus.model import AttemptError, Dead, Delivery, Done, Event, HandlerRecord, Lease, Mode, Retry, Stream
 from postbus.observe import probe, tell
+from postbus.quiet import UNDISTURBED
 from postbus.store import open_store
 from postbus.store.contract import Ahead, Burial, Lead, Step, Store, Transaction
 from postbus.tracing import Handling, is_watched
@@ -76,6 +78,7 @@ class Follower:
         self._held: ExitStack | None = None
         self._check_held: Any = None
         self._position = self._saved = self._newest = 0
+        self._ahead: Ahead | None = None
         self._unsaved = self._suspects = self._crashes = 0
         self._unsaved_since = self._took = 0.0
         self._interrupt = threading.Event()
@@ -161,10 +164,10 @@ class Follower:
 
     def run(self) -> None:
         """Start, and block until SIGINT or SIGTERM, or until it has stopped by itself: then raise why."""
-        asked = threading.Event()
+        asked = Bell()
 
         def ask(_: int, __: object) -> None:
-            asked.set()
+            asked.ring()
 
         before = {each: signal.signal(each, ask) for each in (signal.SIGINT, signal.SIGTERM)}
         self.start()
@@ -227,6 +230,9 @@ class Follower:
     def _turn(self) -> float:
         if self.error is not None:
             return self._poll
+        if self._loop is not None and self._loop.is_closed():
+            self._end(EventBusShutdownError(f"the event loop that {self._name!r} runs on was closed"))
+            return self._poll
         try:
             if self._lead is None:
                 if (left := self._try_again - time.monotonic()) > 0:
@@ -242,6 +248,9 @@ class Follower:
             self._end(error)
         except Cancelled:
             if self._lead is not None and not self._stopping:
+                if not self._interrupt.is_set():  # a handler that is cancelled each time must not go round and round
+                    tell(logging.WARNING, "follower_cancelled", subscription=self._name, position=self._position)
+                    self._try_again = time.monotonic() + self._poll
                 self._step_down()
         return 0.0
 
@@ -252,7 +261,7 @@ class Follower:
         self._step_down(resign=True)
 
     def _take_over(self) -> Lead | None:
-        if self.follow.instance is InstanceMode.COORDINATED and self._held is None:
+        if self.follow.instance is InstanceMode.COORDINATED:
             self._hold()
         lead = self._store.lead(
             self._name, self._owner, self._worker_id, self._lease, locked=self._held is not None, single=self._single
@@ -266,13 +275,21 @@ class Follower:
             self._look_behind = 0.0
             self._paused = True  # as long as it is not known
             self._left.load()
-            if not self._stopping:
-                self._interrupt.clear()
+            self._interrupt.clear()
+            if self._stopping:
+                self._interrupt.set()
             self._lead = lead
         return lead
 
     def _hold(self) -> None:
-        """Try to hold the lock whose being free tells the others that this process is gone."""
+        """Try to hold the lock whose being free tells the others that this process is gone; or find that it is held."""
+        if self._held is not None:
+            try:
+                self._check_held()
+            except StoreUnavailable:  # its connection was cut: another may hold it by now
+                self._let_go()
+            else:
+                return
         held = ExitStack()
         try:
             self._check_held = held.enter_context(self._store.hold(f"follower {self._name}"))
@@ -291,9 +308,12 @@ class Follower:
         except (LeaseLost, StoreUnavailable) as error:
             tell(logging.WARNING, "follower_left", subscription=self._name, reason=str(error))
         finally:
-            held, self._held = self._held, None
-            if held is not None:
-                held.close()
+            self._let_go()
+
+    def _let_go(self) -> None:
+        held, self._held = self._held, None
+        if held is not None:
+            held.close()
 
     def _beat(self) -> float:
         """Say that the lead is still held; find out if it is not."""
@@ -317,11 +337,17 @@ class Follower:
             raise Cancelled
         if self._paused and not self._may_go_on(lead):
             return self._poll
-        ahead = self._store.read_on(self._position, self._limit, self._interests)
+        with UNDISTURBED:  # the last ones go when these have come: on balance, nothing was made
+            self._ahead = ahead = self._store.read_on(self._position, self._limit, self._interests)
         probe("read")
+        if ahead.pruned > self._position:
+            raise UnsafeStore(
+                f"{self._name!r} stands at {self._position:,}, and everything up to {ahead.pruned:,} was pruned: "
+                f"replay that from the lake, and `postbus subscriptions rewind {self._name} --to ID`"
+            )
         self._newest = 0 if ahead.more else ahead.reached
-        if ahead.events:
-            self._handle_all(lead, ahead)
+        if ahead.events and not self._handle_all(lead, ahead):
+            return self._poll
         self._done(ahead.reached, 0)
         sparse = ahead.more and len(ahead.events) * SPARSE < self._limit
         self._limit = min(2 * self._limit, MOST_READ) if sparse else self.follow.batch_size
@@ -341,16 +367,23 @@ class Follower:
         self._paused = paused
         return not paused
 
-    def _handle_all(self, lead: Lead, ahead: Ahead) -> None:
+    def _handle_all(self, lead: Lead, ahead: Ahead) -> bool:
+        """Handle what was read; False if it was paused meanwhile."""
         events, start = ahead.events, 0
+        look = time.monotonic() + LOOK_BEHIND
         plain = not ahead.damaged
         while start < len(events):
             if self._interrupt.is_set():
                 raise Cancelled
+            if time.monotonic() > look:
+                look = time.monotonic() + LOOK_BEHIND
+                if not self._may_go_on(lead):
+                    return False
             size = 1 if self._suspects or not plain else self.follow.batch or 1
             group = events[start : start + size]
             start += len(group)
             self._handle(lead, group, ahead)
+        return True
 
     def _handle(self, lead: Lead, group: Sequence[Event], ahead: Ahead) -> None:
         """Bring a group to its end: done, dead or parked."""
@@ -360,7 +393,11 @@ class Follower:
             if parked:
                 self._handle_beside(lead, group, parked, ahead)
                 return
-        errors = self._doomed(group[0], ahead) or self._attempt(lead, group, last)
+        errors = self._doomed(lead, group[0], ahead)
+        if errors is None:
+            if self._suspects:
+                self._store.announce(lead, last)
+            errors = self._attempt(lead, group, last)
         if errors is None:
             if figures.listener is not None:
                 figures.listener.settled(self._name, Done, len(group))
@@ -385,12 +422,11 @@ class Follower:
             else:
                 self._handle(lead, [each], ahead)
 
-    def _doomed(self, event: Event, ahead: Ahead) -> list[AttemptError] | None:
+    def _doomed(self, lead: Lead, event: Event, ahead: Ahead) -> list[AttemptError] | None:
         """Return why an event is not to be tried at all, if so."""
         if event.id in ahead.damaged:
             return [AttemptError("UnsafeStore", ahead.damaged[event.id], 1, self._worker_id, self._store.now())]
-        allowed = self._allowed(event) + 1
-        if self._crashes < allowed:
+        if event.id != lead.tried or self._crashes <= self._allowed(event):
             return None
         told = f"{self._crashes} processes in a row ended without a word while this event was the next"
         return [AttemptError("ProcessEnded", told, self._crashes, self._worker_id, self._store.now())]
@@ -479,6 +515,9 @@ class Follower:
 
     def _await(self, coroutine: Any) -> None:
         if self._loop is not None:
+            if self._loop.is_closed():
+                coroutine.close()
+                raise asyncio.CancelledError
             asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
             return
         if self._runner is None:

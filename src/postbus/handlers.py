@@ -97,8 +97,7 @@ def make_handler(
     transactional: bool = False,
 ) -> Handler:
     """Return a handler; raise InvalidRequest, naming the option that is wrong."""
-    if not callable(function):
-        raise InvalidRequest("a handler must be a function or another callable")
+    _check_callable(function)
     if transactional or "tx" in _parameters(function):
         _check_transactional(function, transactional=transactional, timeout=timeout, on_error=on_error)
     else:
@@ -131,8 +130,7 @@ def make_follower(
     pattern: str, function: Callable[..., Any], *, subscription: str, tags: Sequence[str] = (), model: Any = None
 ) -> Handler:
     """Return the handler of a follower, transactional if it has a parameter tx; raise InvalidRequest."""
-    if not callable(function):
-        raise InvalidRequest("a handler must be a function or another callable")
+    _check_callable(function)
     if isinstance(tags, str):
         raise InvalidRequest("tags must be a list of strings")
     transactional = "tx" in _parameters(function)
@@ -158,6 +156,15 @@ def make_follower(
     if transactional and made.is_async:
         raise InvalidRequest("an async function cannot be transactional: others would wait for its lock at every await")
     return made
+
+
+def _check_callable(function: object) -> None:
+    """Raise InvalidRequest for what cannot be called, and for a generator: calling it runs nothing of its body."""
+    if not callable(function):
+        raise InvalidRequest("a handler must be a function or another callable")
+    for each in (function, getattr(function, "__call__", None)):  # noqa: B004  the method itself is wanted
+        if inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each):
+            raise InvalidRequest("a handler must not yield: it is called once for each event, and then it is done")
 
 
 def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:

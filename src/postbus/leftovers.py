@@ -17,6 +17,7 @@ from postbus.store.contract import Claim, Settled, Settlement, Store, Transactio
 __all__ = ["Cancelled", "HandlerFailed", "Leftovers", "cause"]
 
 LOOK_AGAIN: Final = 1.0
+Standing = Sequence[tuple[int, str | None, State]]
 
 
 class Cancelled(BaseException):
@@ -66,14 +67,23 @@ class Leftovers:
     def load(self) -> None:
         """See what is left, and free the first of each key if it is parked: what stood before it is gone."""
         self._looked = time.monotonic()
-        if self._follow.on_error == "park_key":
-            self.keys, free = _by_key(self._store.standing(self._follow.name))
-            self._store.unpark(self._follow.name, free, self._worker_id)
+        self.keys, free = self._waiting(self._store.standing(self._follow.name))
+        self._store.unpark(self._follow.name, free, self._worker_id)
 
     def may_go_on(self) -> bool:
         """Return whether anything is left that is not dead, nor parked behind what is: as of one moment."""
         standing = self._store.standing(self._follow.name)
-        return any(state in (State.PENDING, State.LEASED) for *_, state in standing) or bool(_by_key(standing)[1])
+        return any(state in (State.PENDING, State.LEASED) for *_, state in standing) or bool(self._waiting(standing)[1])
+
+    def _waiting(self, standing: Standing) -> tuple[dict[str, deque[int]], list[int]]:
+        """Return what must wait, by key, and what nothing stands before although it is parked.
+
+        Where dead letters hold up nobody, that is what was parked while they did, and may come now in its order.
+        """
+        if self._follow.on_error != "park_key":
+            parked = {key for _, key, state in standing if state is State.PARKED}
+            standing = [each for each in standing if each[1] in parked and each[2] is not State.DEAD]
+        return _by_key(standing)
 
     def add(self, event: Event) -> None:
         """Have what follows of an event's key wait for it."""
@@ -113,13 +123,13 @@ class Leftovers:
                     _require(tx.settle(done), delivery)
             else:
                 caller.call([delivery.event], delivery, redelivered=True)
-                self._store.settle(
-                    [Settlement(delivery.lease, Done(), self._worker_id, execution_time_ms=_since(began))]
-                )
+                done = Settlement(delivery.lease, Done(), self._worker_id, execution_time_ms=_since(began))
+                if self._store.settle([done])[0] is Settled.LOST:
+                    return False
         except StoreUnavailable:
             raise
         except Cancelled:
-            self._store.release([delivery.lease], self._worker_id)
+            self._store.release([delivery.lease], self._worker_id, timedelta(seconds=LOOK_AGAIN))
             return False
         except LeaseLost:
             return False
@@ -156,7 +166,7 @@ class Leftovers:
             del self.keys[str(event.key)]
 
 
-def _by_key(standing: Sequence[tuple[int, str | None, State]]) -> tuple[dict[str, deque[int]], list[int]]:
+def _by_key(standing: Standing) -> tuple[dict[str, deque[int]], list[int]]:
     """Return what is left by key, and what nothing stands before although it is parked."""
     keys: dict[str, deque[int]] = {}
     free: list[int] = []

@@ -486,3 +486,7 @@ class Stats:
     holders: tuple[Holder, ...] = ()
     """PostgreSQL: transactions that have published and not ended; followers wait for them, workers do not."""
     checkpoints: tuple[Checkpoint, ...] = ()
+    dead: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Dead letters by subscription, whatever its mode; one that has none is left out."""
+    parked: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Events that wait behind a dead letter of their key, by subscription; one that has none is left out."""

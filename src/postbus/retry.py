@@ -71,6 +71,18 @@ class RetryPolicy:
             case _:
                 return replace(self, **_known(override))
 
+    def giving_way_to(self, override: "RetryPolicy | Mapping[str, float] | None") -> "RetryPolicy":
+        """Return the same, with an inherited delay moved where a given one contradicts it.
+
+        So an override that was valid over one policy is so over every other: when an attempt has failed, it is too
+        late to refuse it.
+        """
+        if override is None or isinstance(override, RetryPolicy):
+            return self.merged(override)
+        shortest = min(self.base_delay, override.get("max_delay", self.base_delay))
+        longest = max(self.max_delay, override.get("base_delay", self.max_delay))
+        return replace(self, base_delay=shortest, max_delay=longest).merged(override)
+
     @classmethod
     def from_dict(cls, stored: Mapping[str, float]) -> Self:
         """Rebuild a policy from `to_dict`."""

@@ -54,6 +54,7 @@ class Worker:
         self._seconds = 0.0
         self._alone = False
         self._draining = False
+        self._look_again_at = 0.0
         self._threads = ThreadLane(execution, settings.concurrency, self._take_report)
         self._async = AsyncLane(execution, settings.concurrency, self._take_report, self._go_on, loop)
         self.changed = Signal()
@@ -107,18 +108,19 @@ class Worker:
             self._looking.stop(timeout=5)
             self._take_back()
             done = self.changed.wait_for(lambda: not self._held, 1.0)
-        self._threads.stop()
-        self._async.stop()
         for loop in self._loops:
             loop.stop(timeout=5)
-        self._settle_turn()
-        self._watch.close()
+        try:
+            self._settle_turn()
+        finally:
+            self._threads.stop()
+            self._async.stop()
+            self._watch.close()
         return done
 
     def _take_back(self) -> None:
-        """Hand back what has not begun; by the settling loop, for the store may be busy with a transaction."""
-        for delivery in self._threads.take_back() + self._async.take_back():
-            self._take_report(Report(delivery, None, 0.0))
+        """Hand back what has not begun."""
+        self._drop(self._threads.take_back() + self._async.take_back())
 
     def run_due(self) -> int:
         """Claim, run and settle in the calling thread, one delivery at a time, until nothing is due.
@@ -152,6 +154,7 @@ class Worker:
         """Claim for each subscription in turn; return how long nothing more is expected."""
         self.changed.notify()
         names = self._execution.handlers.subscriptions()
+        self._look_again(names)
         if not names or self._is_busy() or self._is_worn_out():
             return self._settings.poll_interval
         pause = self._settings.poll_interval
@@ -167,6 +170,15 @@ class Worker:
             if self._is_busy():
                 break
         return pause
+
+    def _look_again(self, names: Sequence[str]) -> None:
+        """Drain no longer if the suspects have been taken by others: a claim of nothing tells whether one waits."""
+        now = time.monotonic()
+        if self._draining and self._held and now >= self._look_again_at and not self._store.remote:
+            self._look_again_at = now + self._settings.poll_interval
+            self._draining = False
+            for name in names:
+                self._claim(name, 0)
 
     def _is_worn_out(self) -> bool:
         if self.worn_out and not self._told_worn_out:
@@ -212,11 +224,7 @@ class Worker:
             for name, state in tuple(self._execution.breakers.items()):
                 figures.listener.broken(name, state)
         self._draining |= claimed.suspects
-        try:
-            self._dispatch(claimed.deliveries)
-        except Exception:
-            self._drop(list(claimed.deliveries))
-            raise
+        self._dispatch(claimed.deliveries)
         return claimed
 
     def _dispatch(self, deliveries: Sequence[Delivery]) -> None:
@@ -228,13 +236,19 @@ class Worker:
         self._beat_faster((first.lease_until - claimed_at).total_seconds() / 3)
         self._alone = deliveries[0].suspect
         self._held.update((delivery.lease, delivery) for delivery in deliveries)
-        runs = [self._execution.begin(delivery) for delivery in deliveries]
-        awaited = [run for run in runs if run.is_async]
-        plain = [run for run in runs if not run.is_async] if awaited else runs
-        if plain:
-            self._threads.submit(plain, self._chunk(len(plain)))
-        if awaited:
-            self._async.submit(awaited)
+        untaken = deliveries
+        try:
+            runs = [self._execution.begin(delivery) for delivery in deliveries]
+            awaited = [run for run in runs if run.is_async]
+            plain = [run for run in runs if not run.is_async] if awaited else runs
+            if plain:
+                self._threads.submit(plain, self._chunk(len(plain)))
+                untaken = [run.delivery for run in awaited]
+            if awaited:
+                self._async.submit(awaited)
+        except Exception:
+            self._drop(untaken)
+            raise
 
     def _chunk(self, count: int) -> int:
         """Return how many short events to hand to a thread at once: handing over costs more than running them."""
@@ -332,11 +346,10 @@ class Worker:
         self._execution.probes.discard(lease)
         self._execution.settled.discard(lease)
 
-    def _drop(self, deliveries: list[Delivery]) -> None:
-        """Hand back, due at once, what this worker will not run."""
-        self._hand_back(deliveries, timedelta(0))
+    def _drop(self, deliveries: Sequence[Delivery]) -> None:
+        """Hand back what will not run; by the settling loop, for the store may be busy with a transaction, or away."""
         for delivery in deliveries:
-            self._held.pop(delivery.lease, None)
+            self._take_report(Report(delivery, None, 0.0))
 
     def _hand_back(self, deliveries: list[Delivery], delay: timedelta) -> None:
         if deliveries:
@@ -345,12 +358,13 @@ class Worker:
     # ── heartbeat, wake-up, timeouts ─────────────────────────────────────────────────────────────────────────────
 
     def _heartbeat_turn(self) -> float:
-        """Extend all leases in one statement, every third of the shortest."""
+        """Extend all leases in one statement, every third of the shortest; remember those that are lost."""
         held = list(self._held)
-        if held:
-            for lease in self._store.extend(held, self._lease):
-                if lease in self._held and lease not in self._execution.settled:
-                    tell(logging.WARNING, "lease_lost", **lease._asdict())
+        passed = self._store.extend(held, self._lease) if held else ()
+        lost = {lease for lease in passed if lease in self._held and lease not in self._execution.settled}
+        for lease in lost - self._execution.lost:
+            tell(logging.WARNING, "lease_lost", **lease._asdict())
+        self._execution.lost = lost
         return self._beat_every
 
     def _beat_faster(self, seconds: float) -> None:

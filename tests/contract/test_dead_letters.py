@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from postbus.model import DeadLetter, Status
+from postbus.model import AttemptError, Dead, DeadLetter, Status
 from postbus.store.contract import DeadFilter, Settled, Settlement
 from postbus.testing import FrozenClock
 from tests.contract.stores import DEAD, DONE, RETRY, Operator, ids
@@ -206,6 +206,21 @@ def test_a_purge_concerns_the_letters_meant(op: Operator):
     assert op.store.purge_dead(DeadFilter(subscription="other"), "me") == 1
     assert [letter.subscription for letter in op.dead()] == ["default"]
     assert op.status(order) is Status.PENDING
+
+
+def test_letters_can_be_meant_by_what_they_died_of(op: Operator, monkeypatch: pytest.MonkeyPatch):
+    """The last attempt's error decides, its numbers folded, however many at a time errors are read."""
+    monkeypatch.setattr("postbus.store.reading.LONGEST_LOOK", 2)
+    events = op.publish_all(*[{"type": "a"}] * 6)
+    for number, delivery in enumerate(op.claim(6)):
+        message = "no address" if number % 3 else f"order {number} is unknown"
+        op.settle(delivery, Dead(AttemptError("ValueError", message)))
+    unknown = DeadFilter(fault="ValueError: order <n> is unknown")
+    assert op.dead(fault=unknown.fault).total == 2
+    assert op.dead(fault="KeyError: order <n> is unknown").total == 0
+    assert op.store.retry_dead(unknown, "me") == 2
+    assert [letter.event.id for letter in op.dead()] == [events[place].id for place in (5, 4, 2, 1)]
+    assert op.store.purge_dead(DeadFilter(type="a", fault="ValueError: no address"), "me") == 4
 
 
 def test_progress_is_told_while_many_are_changed(op: Operator):

@@ -7,8 +7,10 @@ import pytest
 
 from postbus.errors import InvalidEventError, InvalidRequest, LeaseLost
 from postbus.model import AttemptError, Dead, DoneWithErrors, Event, Mode, Retry, Status, Stream
+from postbus.retry import RetryPolicy
 from postbus.store import Store
-from postbus.store.contract import DeadFilter, Settled
+from postbus.store.contract import Burial, DeadFilter, Failure, Settled
+from tests.contract.following import ALL, lead, stand, step
 from tests.contract.stores import DEAD, RETRY, Operator, ids
 
 SECRET: dict[str, Any] = {
@@ -179,3 +181,26 @@ def test_what_a_follower_said_when_it_stopped_goes_too(op: Operator):
     op.store.erase(uid="u-ada", actor="privacy")
     (found,) = op.store.checkpoints()
     assert (found.stopped, found.stopped_before) == ("erased", event.id)
+
+
+@pytest.mark.parametrize("way", ["buried", "stopped", "diverted"])
+def test_what_was_read_before_and_fails_afterwards_is_not_quoted(op: Operator, way: str):
+    """No delivery tells a follower or a Spark stream that its event was erased while its handler was at it (P.5)."""
+    store = op.store
+    store.create_subscription("s", ["*"], [], mode=Mode.ORDERED, lease=None, retry=None, start="now")
+    op.publish_all(SECRET)
+    reader = lead(store)
+    (event,) = store.read_on(0, 10, ALL).events
+    store.erase(ids=[event.id], actor="privacy")
+    match way:
+        case "buried":
+            store.move(step(reader, event, buried=[Burial(event, [QUOTED, QUOTED], 1.0)]))
+        case "stopped":
+            store.resign(reader, "stopped before event 1: no such Ada", event.id)
+            assert stand(store).stopped == "erased"
+        case _:
+            assert store.divert("s", [Failure(event.id, Dead(QUOTED))], RetryPolicy(), "spark") == 1
+    assert "Ada" not in repr((stand(store), store.logs(event.id), op.dead().items))
+    if way != "stopped":
+        (dead,) = op.dead().items
+        assert {(each.type, each.message, each.traceback) for each in dead.errors} == {("ValueError", "erased", None)}

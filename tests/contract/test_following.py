@@ -258,6 +258,14 @@ def test_only_what_is_parked_is_freed(op: Operator, events: list[Event]):
     assert op.actions(events[1], "s") == ["FAILED"]
 
 
+def test_figures_count_what_is_left_behind(op: Operator, events: list[Event]):
+    """Dead letters of a follower are counted with those of queues, and what is parked beside them."""
+    op.kill()
+    op.store.move(step(lead(op.store), events[3], buried=[burial(events[1])], parked=[events[2], events[3]]))
+    stats = op.store.stats()
+    assert (stats.dead, stats.parked) == ({"default": 1, "s": 1}, {"s": 2})
+
+
 def test_a_parked_event_is_no_dead_letter(op: Operator, events: list[Event]):
     """It is not listed, retried or purged as one (S4.5)."""
     op.store.move(step(lead(op.store), events[1], parked=[events[1]]))

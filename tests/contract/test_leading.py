@@ -8,6 +8,7 @@ import pytest
 
 from postbus.errors import Conflict, InvalidRequest, LeaseLost, NotFound, UnsafeStore
 from postbus.model import Event, Mode, State, Stream
+from postbus.pattern import Interest
 from postbus.store import Store
 from postbus.store.contract import Burial, DeadFilter
 from postbus.testing import FrozenClock
@@ -365,13 +366,60 @@ def test_nobody_is_told_to_read_who_does_not(store: Store, clock: FrozenClock, e
 def test_readers_that_ended_without_a_word_are_counted(store: Store, clock: FrozenClock, events: list[Event]):
     """By the lock or by the lease, as long as the position does not move (S0.8, I12)."""
     lead(store, "one", locked=True)
-    assert lead(store, "two", locked=True).crashes == 1
+    second = lead(store, "two", locked=True)
+    assert (second.crashes, second.tried) == (1, None)
+    store.announce(second, events[0].id)
     clock.advance(HELD)
     third = lead(store, "three")
-    assert third.crashes == 2
+    assert (third.crashes, third.tried) == (2, events[0].id)
     store.move(step(third, events[0]))
     clock.advance(HELD)
     assert lead(store, "four").crashes == 1
+
+
+def test_who_was_at_no_event_is_the_end_of_none(store: Store, clock: FrozenClock, events: list[Event]):
+    """However many end while it is paused, or before they get there: they only make the next ones say what they try."""
+    for number in range(5):
+        found = lead(store, f"w{number}")
+        clock.advance(HELD)
+    assert (found.crashes, found.tried) == (1, None)
+    store.announce(lead(store, "six"), events[0].id)
+    clock.advance(HELD)
+    lead(store, "seven")
+    clock.advance(HELD)
+    assert lead(store, "eight").tried is None
+
+
+def test_a_deposed_reader_announces_nothing(store: Store, clock: FrozenClock, events: list[Event]):
+    """As it does nothing else (I8)."""
+    first = lead(store)
+    clock.advance(HELD)
+    lead(store, "two")
+    with pytest.raises(LeaseLost):
+        store.announce(first, events[0].id)
+    clock.advance(HELD)
+    assert lead(store, "three").tried is None
+
+
+def test_who_stops_for_good_is_not_held_against_the_next_try(store: Store, clock: FrozenClock, events: list[Event]):
+    """Started again, it tries again (I12)."""
+    lead(store)
+    clock.advance(HELD)
+    second = lead(store, "two")
+    assert second.crashes == 1
+    store.resign(second, "why", events[0].id)
+    assert lead(store, "three").crashes == 0
+
+
+def test_what_is_read_tells_how_far_the_log_was_pruned(op: Operator, events: list[Event]):
+    """As of the same moment: who stands before that has missed something (I5)."""
+    store = op.store
+    assert store.read_on(0, 10, (Interest(),)).pruned == 0
+    for each in store.subscriptions():
+        store.delete_subscription(each.name, "ops")
+    store.prune(Stream.EVENTS, after=0, through=events[1].id)
+    ahead = store.read_on(0, 10, (Interest(),))
+    assert (ahead.events[0].id, ahead.pruned) == (events[2].id, events[1].id)
 
 
 def test_a_move_that_buries_ends_the_count_too(op: Operator, clock: FrozenClock, events: list[Event]):

@@ -10,7 +10,7 @@ from postbus.errors import InvalidRequest, LeaseLost, NotFound
 from postbus.model import Event, Mode, State, Stream
 from postbus.pattern import Interest
 from postbus.payload import draft
-from postbus.store import Store
+from postbus.store import Store, following
 from postbus.store.contract import Rewound
 from postbus.testing import FrozenClock
 from tests.contract.following import ALL, HELD, burial, lead, left, on_postgres, rows, stand, step
@@ -43,8 +43,12 @@ def test_a_rewind_to_a_moment_has_all_of_it_and_later_come_again(op: Operator, c
 
 
 @pytest.mark.parametrize(("patterns", "tags", "again"), [("a", (), 3), ("*", ["eu"], 2), ("a", ["eu", "uk"], 1)])
-def test_a_rewind_counts_what_is_wanted(op: Operator, patterns: str, tags: Sequence[str], again: int):
-    """Events of other types, or with none of the tags, do not come again (S4.3)."""
+@pytest.mark.parametrize("part", [2, following.COUNTED])
+def test_a_rewind_counts_what_is_wanted(
+    op: Operator, monkeypatch: pytest.MonkeyPatch, patterns: str, tags: Sequence[str], again: int, part: int
+):
+    """Events of other types, or with none of the tags, do not come again (S4.3); of a long log, part after part."""
+    monkeypatch.setattr(following, "COUNTED", part)
     op.subscription("s", [patterns], mode=Mode.ORDERED, start="beginning", tags=tags)
     published = op.publish_all(
         {"type": "a", "tags": ["eu", "uk"]}, {"type": "a"}, {"type": "a"}, {"type": "b", "tags": ["eu"]}, {"type": "b"}

@@ -100,13 +100,6 @@ def test_a_probe_whose_worker_died_is_replaced_by_one_other():
     assert BREAKER.admit(again, at(150)) is Admission.PROBE
 
 
-def test_a_probe_that_found_nothing_to_try_is_not_spent():
-    """With no event there, the breaker is open as before and the next look may probe at once (S1.20)."""
-    state = BREAKER.unused(BREAKER.probing(OPEN, until=at(91)))
-    assert state == OPEN
-    assert BREAKER.admit(state, at(31)) is Admission.PROBE
-
-
 def test_work_claimed_before_the_opening_does_not_put_the_probe_off():
     """Late failures while open are counted, but the time of opening stays (S1.20)."""
     state = BREAKER.failed(BREAKER.failed(OPEN, at(10)), at(20))
@@ -115,7 +108,7 @@ def test_work_claimed_before_the_opening_does_not_put_the_probe_off():
 
 
 @settings(deadline=None)
-@given(st.lists(st.sampled_from(["succeed", "fail", "probe", "unused"]), max_size=30), st.integers(1, 5))
+@given(st.lists(st.sampled_from(["succeed", "fail", "probe"]), max_size=30), st.integers(1, 5))
 def test_open_means_failures_and_a_probe_means_open(steps: list[str], failures: int):
     """Whatever happens in whatever order, no state is closed with a probe out or open without its failures (S1.20)."""
     breaker, state = Breaker(failures=failures, reset_after=10), CLOSED
@@ -127,8 +120,6 @@ def test_open_means_failures_and_a_probe_means_open(steps: list[str], failures: 
                 state = breaker.failed(state, at(second * 7))
             case "probe" if breaker.admit(state, at(second * 7)) is Admission.PROBE:
                 state = breaker.probing(state, at(second * 7 + 20))
-            case "unused":
-                state = breaker.unused(state)
             case _:
                 pass
         assert (state.opened_at is not None) == (state.failures >= failures)

@@ -314,6 +314,25 @@ def test_an_interrupted_leader_acknowledges_nothing_for_its_neighbours(crew: Cre
     assert all("outcome is unknown" in str(each) for each in told)
 
 
+def test_one_in_a_hurry_leads_nobody_else(committer: Committer[Ledger], ledger: Ledger, crew: Crew, eventually: Any):
+    """Who queues up behind it runs his own: what was to be left undone would else be the neighbour's too."""
+    ran: list[int] = []
+
+    def note(connection: Ledger) -> None:
+        ran.append(threading.get_ident())
+        connection.write(len(ran))
+
+    slot = committer_module._Slot(note)
+    with committer.hurried():
+        assert committer._lead_or_wait(slot)
+        crew.start(lambda: committer.run(note))
+        eventually(lambda: len(committer._waiting) == 1)
+        committer._lead(slot)
+    crew.join()
+    assert ledger.committed == [[1], [2]]
+    assert ran[0] == threading.get_ident() != ran[1]
+
+
 def wait_until(holds: Callable[[], bool]) -> None:
     """Wait for threads to have queued up."""
     deadline = threading.Event()

@@ -3,6 +3,7 @@
 import os
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -433,3 +434,24 @@ def test_only_the_first_write_is_in_a_hurry(store: SqliteStore, path: Path, crew
     crew.join(10)
     elsewhere.close()
     assert store.stats().events == 2
+
+
+def test_one_in_a_hurry_leaves_the_wal_to_the_next(store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Bringing it into the file takes far longer than a commit: whoever is not in a hurry does that, and it is done."""
+    monkeypatch.setattr(connection_module, "CHECKPOINT_PAGES", 40)
+    wal = path.with_name(f"{path.name}-wal")
+    with suppress(WouldWait):
+        for _ in range(1_000):
+            with store.hurried():
+                publish(store, 1)
+    count = store.stats().events
+    assert count < 1_000, "it never owed anything"
+    before = path.stat().st_size
+    publish(store, 1)
+    assert path.stat().st_size > before
+    with store.hurried():
+        publish(store, 1)
+    for _ in range(300):
+        publish(store, 1)
+    assert wal.stat().st_size < 2_000_000
+    assert store.stats().events == count + 302

@@ -12,6 +12,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
+from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from postbus.bus import EventBus
@@ -80,10 +81,11 @@ def create_app(
         redirect_slashes=False,
     )
     app.state.desk = Desk(bus, gate, tokens, policy, timedelta(seconds=lease))
-    app.state.metrics = Metrics(bus.stats)
+    app.state.metrics = Metrics(bus)
     for part in PARTS:
         app.include_router(part)
     board = Board(bus, gate.read, gate.rung, lambda: gate.rings, lambda: gate.draining, tokens, **dashboard)
+    app.add_route("/dashboard", _to_dashboard, include_in_schema=False)
     app.mount("/dashboard", create_dashboard(board), "dashboard")
     app.openapi = _openapi(app)
     app.add_exception_handler(Refused, _refused)
@@ -113,6 +115,11 @@ def _of(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]]) -> Any
     return lifespan
 
 
+async def _to_dashboard(request: Request) -> Response:
+    """Lead whoever left out the slash, as people do, to the dashboard, wherever this app is mounted."""
+    return RedirectResponse(f"{request.scope.get('root_path', '')}/dashboard/")
+
+
 async def _refused(_: Request, error: Exception) -> Response:
     assert isinstance(error, Refused)  # noqa: S101  registered for it alone
     return refused(error)
@@ -135,8 +142,8 @@ async def _invalid(request: Request, error: Exception) -> Response:
 
 async def _http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101  registered for it alone
-    if error.status_code == 405:  # noqa: PLR2004
-        error.headers = {"allow": ", ".join(_methods(request.scope["path"]))}
+    if error.status_code == 405 and (methods := _methods(request.scope["path"])):  # noqa: PLR2004
+        error.headers = {"allow": ", ".join(methods)}
     name = {404: "not-found", 405: "method-not-allowed"}.get(error.status_code, "invalid-request")
     return problem_reply(wire.problem(name, error.status_code, wire.PROBLEMS[name].help), error.headers)
 

@@ -264,11 +264,12 @@ class DeadOnes(Body):
     type: Annotated[str | None, Field(max_length=255)] = None
     before: Moment | None = None
     by: Literal["created_at", "died_at"] = "created_at"
+    fault: Annotated[str | None, Field(max_length=4_096)] = None
 
     @property
     def filter(self) -> DeadFilter:
         """The same for the store."""
-        return DeadFilter(self.event_id, self.subscription, self.type, self.before, self.by)
+        return DeadFilter(self.event_id, self.subscription, self.type, self.before, self.by, self.fault)
 
 
 class DeadList(DeadOnes, Paged):

@@ -10,12 +10,11 @@ import math
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
-from itertools import islice
 from queue import SimpleQueue
 from typing import Any, Final, Generic, ParamSpec, TypeVar
 
@@ -32,6 +31,8 @@ __all__ = ["Gate"]
 A = TypeVar("A")
 R = TypeVar("R")
 P = ParamSpec("P")
+Gone = Callable[[], Coroutine[Any, Any, None]]
+"""Returns when whoever asked has hung up."""
 READERS: Final = 8
 MOST: Final = 500
 LOOK_EVERY: Final = 1.0
@@ -63,7 +64,7 @@ class Hand:
             try:
                 work()
             except Exception as error:  # noqa: BLE001  whoever comes next is served all the same
-                tell(logging.ERROR, "http_failed", error=error, thread=self._name)
+                tell(logging.ERROR, "http_failed", error=error, hand=self._name)
 
     def close(self) -> None:
         """Do what is left, and no more."""
@@ -300,29 +301,44 @@ class Gate:
 
     # ── claiming ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def claim(self, claim: Claim, wait: float, gone: Callable[[], Awaitable[None]]) -> Claimed:
+    async def claim(self, claim: Claim, wait: float, gone: Gone) -> Claimed:
         """Lease what is due, or within `wait` seconds falls due; nothing once `gone` returns: then nobody wants it."""
         loop = asyncio.get_running_loop()
         waiting = Waiting(claim, loop.time() + (0 if self._draining else wait))
         key = claim.subscription, claim.interests
         self._rooms[key].append(waiting)
         self._stir({key})
-        if wait <= 0:
-            return await waiting.future
+        there = False
+        try:
+            there = await (self._answered(waiting, gone) if wait > 0 else self._answered_now(waiting, gone))
+            return waiting.future.result() if there else Claimed()
+        finally:
+            if not there:
+                self._take_back(waiting)
+
+    async def _answered(self, waiting: Waiting, gone: Gone) -> bool:
+        """Wait for an answer, and return whether somebody is still there to take it."""
         self._wanted.set()
         leaving = asyncio.ensure_future(gone())
-        timer = loop.call_at(waiting.until, self._give_up, waiting)
+        timer = asyncio.get_running_loop().call_at(waiting.until, self._give_up, waiting)
         try:
             await asyncio.wait({leaving, waiting.future}, return_when=asyncio.FIRST_COMPLETED)
-            if not leaving.done():
-                return waiting.future.result()
-            if waiting.future.done():
-                self._give_back(claim, waiting.future.result().deliveries)
-            return Claimed()
+            return not leaving.done()
         finally:
             timer.cancel()
             leaving.cancel()
-            waiting.future.cancel()
+
+    @staticmethod
+    async def _answered_now(waiting: Waiting, gone: Gone) -> bool:
+        """Do the same for one who waits for nothing but the store: asked at the end only, which takes no task."""
+        await waiting.future
+        asking = gone()
+        try:
+            asking.send(None)
+        except StopIteration:
+            return False
+        asking.close()
+        return True
 
     @staticmethod
     def _give_up(waiting: Waiting) -> None:
@@ -340,10 +356,8 @@ class Gate:
         asked: list[tuple[Any, Waiting]] = []
         stirred, self._stirred = self._stirred, set[Any]()
         for key in stirred:
-            room = deque(each for each in self._rooms.pop(key, ()) if not each.future.done())
-            if room:
-                self._rooms[key] = room
-                asked += [(key, each) for each in islice(room, MOST)]
+            room = self._still_waiting(key)
+            asked += [(key, each) for place, each in enumerate(room) if place < MOST or not each.looked]
         self._looking = bool(asked)
         claims = [each.claim for _, each in asked]
         lone = len(claims) == 1 and claims[0].limit <= FEW
@@ -352,6 +366,13 @@ class Gate:
         elif asked:
             loop = asyncio.get_running_loop()
             self._claiming.give(partial(self._claim_all, loop, asked, claims))
+
+    def _still_waiting(self, key: Any) -> deque[Waiting]:
+        """Return who waits for one thing; whoever has his answer, or has left, is forgotten."""
+        room = deque(each for each in self._rooms.pop(key, ()) if not each.future.done())
+        if room:
+            self._rooms[key] = room
+        return room
 
     def _claim_all(
         self, loop: asyncio.AbstractEventLoop, asked: list[tuple[Any, Waiting]], claims: list[Claim]
@@ -383,10 +404,18 @@ class Gate:
                 waiting.future.set_result(answer)
             elif answer.next_due is not None:
                 soonest = min(soonest, (answer.next_due - datetime.now(UTC)).total_seconds())
+        for key in {key for key, _ in asked}:
+            self._still_waiting(key)
         if soonest < LOOK_EVERY:
             asyncio.get_running_loop().call_later(max(soonest, 0.001), self._stir_all)
         self._looking = False
         self._stir(set())
+
+    def _take_back(self, waiting: Waiting) -> None:
+        """Let nobody have what one who has left would have got."""
+        future = waiting.future
+        if not (future.cancel() or future.cancelled() or future.exception()):
+            self._give_back(waiting.claim, future.result().deliveries)
 
     def _give_back(self, claim: Claim, deliveries: Sequence[Delivery]) -> None:
         """Hand back what nobody is there any more to take."""

@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any, Final
 
 from fastapi import Query, Request, Response
 
-from postbus.errors import InvalidEventError, InvalidPayloadError, InvalidRequest
+from postbus.errors import InvalidEventError, InvalidPayloadError, InvalidRequest, PostbusError
 from postbus.http import cloudevents, wire
-from postbus.http.reading import ENVELOPE, Refused, media_type, parsed, read_body, read_json
+from postbus.http.reading import ENVELOPE, Refused, aside, media_type, parsed, read_body, read_json, require_json
 from postbus.http.routing import MAX_BATCH, MOST_EVENTS, OBJECT, PROBLEM, Desk, Routes, answer, desk, ref, reply
 from postbus.model import Event
 from postbus.payload import MAX_PAYLOAD, Draft, drafts
@@ -48,17 +49,27 @@ async def publish(request: Request) -> Response:
     kind = media_type(request)
     if kind == cloudevents.BATCH:
         return await publish_cloudevents(request)
+    limit, fields_of = MAX_PAYLOAD + ENVELOPE, plain_fields
     if kind == cloudevents.STRUCTURED:
-        body = await read_body(request, MAX_PAYLOAD + ENVELOPE, at.body_seconds)
-        fields = cloudevents.from_structured(parsed(body, len(body)))
+        fields_of = structured_fields
     elif cloudevents.is_binary(request.headers):
-        body = await read_body(request, MAX_PAYLOAD, at.body_seconds)
-        fields = cloudevents.from_binary(request.headers, body)
+        limit, fields_of = MAX_PAYLOAD, partial(cloudevents.from_binary, request.headers)
     else:
-        fields = given_fields(await read_json(request, seconds=at.body_seconds))
-    (event,) = await kept(request, drafted([with_headers(request, fields)]))
+        require_json(request)
+    body = await read_body(request, limit, at.body_seconds)
+    (event,) = await kept(request, await aside(len(body), lambda: drafted([with_headers(request, fields_of(body))])))
     told = wire.event_json(event, at.policy)
     return reply(told, 201, headers={"location": f"/events/{event.id}"})
+
+
+def plain_fields(body: bytes) -> dict[str, Any]:
+    """Return the fields of an event that comes as such."""
+    return given_fields(parsed(body, len(body)))
+
+
+def structured_fields(body: bytes) -> dict[str, Any]:
+    """Return the fields of an event that comes as a CloudEvent in structured mode."""
+    return cloudevents.from_structured(parsed(body, len(body)))
 
 
 async def kept(request: Request, ready: list[Draft]) -> list[Event]:
@@ -150,8 +161,8 @@ BATCH_BODY: Final[dict[str, Any]] = {
 async def publish_batch(
     request: Request,
     *,
-    partial: Annotated[
-        bool, Query(description="Store those that are right, and tell of each what became of it.")
+    partly: Annotated[
+        bool, Query(alias="partial", description="Store those that are right, and tell of each what became of it.")
     ] = False,
 ) -> Response:
     """Store up to 500 events in the order given: all of them, or none.
@@ -162,9 +173,10 @@ async def publish_batch(
         return await publish_cloudevents(request)
     at = desk(request)
     items = batch_of(await read_json(request, limit=MAX_BATCH, seconds=at.body_seconds))
-    if partial:
+    if partly:
+        ready = await at.gate.read(lambda: [one_of(request, item, place) for place, item in enumerate(items)])
         # Asked all at once, in their order: so they are stored in few transactions, not in one each.
-        results = await asyncio.gather(*(publish_one_of(at, request, item, place) for place, item in enumerate(items)))
+        results = await asyncio.gather(*(outcome_of(request, each) for each in ready))
         return reply({"results": results}, 207)
     fields = [with_headers(request, given_fields(item), place) for place, item in enumerate(items)]
     ready = await at.gate.read(drafted, fields)
@@ -196,16 +208,25 @@ async def refuse_other_batch(at: Desk, request: Request, ready: Sequence[Draft])
         raise InvalidEventError(f"Idempotency-Key {key!r} stands for another batch")
 
 
-async def publish_one_of(at: Desk, request: Request, item: Any, place: int) -> dict[str, Any]:
-    """Store one of a batch, and return what became of it."""
+def one_of(request: Request, item: Any, place: int) -> Draft | dict[str, Any]:
+    """Validate one of a batch; return the problem with it instead, if there is one."""
     try:
-        (event,) = await kept(request, drafted([with_headers(request, given_fields(item), place)]))
+        return drafted([with_headers(request, given_fields(item), place)])[0]
     except InvalidRequest as error:
-        told = wire.problem_of(error)
-        return {"status": told["status"], "problem": told}
+        return wire.problem_of(error)
     except Refused as refused:
-        return {"status": refused.status, "problem": refused.body}
-    return {"status": 201, "event": wire.event_json(event, at.policy)}
+        return refused.body
+
+
+async def outcome_of(request: Request, ready: Draft | dict[str, Any]) -> dict[str, Any]:
+    """Store one of a batch, and return what became of it: what the others met with is not its own."""
+    try:
+        if isinstance(ready, Draft):
+            (event,) = await kept(request, [ready])
+            return {"status": 201, "event": wire.event_json(event, desk(request).policy)}
+    except PostbusError as error:
+        ready = wire.problem_of(error)
+    return {"status": ready["status"], "problem": ready}
 
 
 async def publish_cloudevents(request: Request) -> Response:

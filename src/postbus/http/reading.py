@@ -1,8 +1,8 @@
 """Reading requests: bodies within bounds of size and time, as JSON that means what it says, or a problem."""
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, Final, ParamSpec, TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
@@ -11,7 +11,17 @@ from postbus.errors import InvalidPayloadError
 from postbus.http.wire import PROBLEMS, problem
 from postbus.payload import MAX_PAYLOAD, encode, parse
 
-__all__ = ["ENVELOPE", "Refused", "checked", "media_type", "read_body", "read_json", "validated"]
+__all__ = [
+    "ENVELOPE",
+    "Refused",
+    "aside",
+    "checked",
+    "media_type",
+    "read_body",
+    "read_json",
+    "require_json",
+    "validated",
+]
 
 ENVELOPE: Final = 262_144
 """How much larger than a payload a body may be: for titles, tags, metadata and errors."""
@@ -19,6 +29,8 @@ LARGE: Final = 65_536
 """From this size on a body is taken apart in a thread, so that others need not wait."""
 
 M = TypeVar("M", bound=BaseModel)
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Refused(Exception):  # noqa: N818  said of the request
@@ -71,12 +83,20 @@ def _too_large(limit: int) -> Refused:
 
 async def read_json(request: Request, *, limit: int = MAX_PAYLOAD + ENVELOPE, seconds: float = 30.0) -> Any:
     """Return the value of a JSON body; refuse what is none, or what Python would read as something else."""
+    require_json(request)
+    body = await read_body(request, limit, seconds)
+    return await aside(len(body), parsed, body, limit)
+
+
+def require_json(request: Request) -> None:
+    """Refuse a body of another kind."""
     if media_type(request) != "application/json":
         raise Refused("unsupported-media-type", 415, PROBLEMS["unsupported-media-type"].help)
-    body = await read_body(request, limit, seconds)
-    if len(body) > LARGE:
-        return await asyncio.to_thread(parsed, body, limit)
-    return parsed(body, limit)
+
+
+async def aside(size: int, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Call a function; in a thread, so that others need not wait, if what it takes apart is large."""
+    return await asyncio.to_thread(function, *args, **kwargs) if size > LARGE else function(*args, **kwargs)
 
 
 def parsed(body: bytes, limit: int) -> Any:

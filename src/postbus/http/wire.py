@@ -463,6 +463,8 @@ def stats_json(stats: Stats) -> dict[str, Any]:
                 "lag": each.lag,
                 "lag_seconds": None if each.waiting is None else each.waiting.total_seconds(),
                 "worker_id": each.worker_id,
+                "dead": stats.dead.get(each.subscription, 0),
+                "parked": stats.parked.get(each.subscription, 0),
             }
             for each in stats.checkpoints
         ],

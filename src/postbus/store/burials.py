@@ -38,14 +38,18 @@ class Burials:
         self._log(rows, "PURGED", "FAILED")
         return len(rows)
 
-    def discard_all(self, subscription: str) -> int:
-        """Remove every delivery of a subscription that is going away."""
-        total = last = 0
-        while rows := self._db.run("some_deliveries", (subscription, last, CHUNK)):
-            last = rows[-1][0]
-            self.discard([(event_id, subscription, attempt, epoch) for event_id, attempt, epoch, _ in rows])
-            total += len(rows)
+    def discard_all(self, subscription: str, after: int = 0) -> int:
+        """Remove every delivery of a subscription, of the events behind a position; return how many there were."""
+        total = 0
+        while ids := self.discard_some(subscription, after):
+            total, after = total + len(ids), ids[-1]
         return total
+
+    def discard_some(self, subscription: str, after: int) -> list[int]:
+        """Remove the first deliveries of a subscription behind a position; return whose they were, in order."""
+        rows = self._db.run("some_deliveries", (subscription, after, CHUNK))
+        self.discard([(event_id, subscription, attempt, epoch) for event_id, attempt, epoch, _ in rows])
+        return [row[0] for row in rows]
 
     def discard(self, rows: Sequence[Row]) -> set[int]:
         """Remove deliveries (event id, subscription, attempt, epoch), whatever their state; return whose they were."""
@@ -60,7 +64,7 @@ class Burials:
         return {row[0] for row in rows}
 
     def _still_dead(self, keys: Sequence[Row]) -> list[Row]:
-        return self._db.many("dead_held", [key[:2] for key in keys])
+        return self._db.many("dead_held", sorted(key[:2] for key in keys))
 
     def _log(self, rows: Sequence[Row], action: str, status: str) -> None:
         self._db.many(

@@ -88,8 +88,16 @@ class Catalog:
         """Return the routes that these interests resolve to."""
         return self._book.select(subscription, interests, blocked)
 
-    def route(self, identity: int) -> Route:
-        """Return what a route's id stands for; raise UnsafeStore if nothing does."""
+    def route(self, db: Database, identity: int) -> Route:
+        """Return what a route's id stands for; raise UnsafeStore if nothing does.
+
+        Where others write at the same time, a delivery read just now may be filed under a route that was registered
+        after the look at the start of this transaction. And a server that has crashed may give out numbers of
+        transactions again, below those seen. Then everything is read anew.
+        """
+        if identity not in self._book.by_id:
+            self.forget()
+            self.refresh(db)
         try:
             return self._book.by_id[identity]
         except KeyError:
@@ -124,7 +132,7 @@ class Catalog:
 
     def variant(self, db: Database, identity: int, *, solo: bool) -> int:
         """Return the route for the same events run alone, or run beside others again."""
-        route = self.route(identity)
+        route = self.route(db, identity)
         if route.solo == solo:
             return identity
         twin = route._replace(id=route_id(*route[1:5], solo=solo), solo=solo)

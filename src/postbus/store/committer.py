@@ -46,13 +46,15 @@ class Connection(Protocol):
 class _Slot:
     """One caller's operation on its way through a group; without one, the caller wants the lead to itself."""
 
-    __slots__ = ("error", "finished", "operation", "result", "turn")
+    __slots__ = ("alone", "error", "finished", "operation", "result", "turn")
 
     def __init__(self, operation: Any) -> None:
         self.operation = operation
         self.result: Any = None
         self.error: Exception | None = StoreUnavailable("interrupted while committing: the outcome is unknown")
         self.finished = False
+        self.alone = False
+        """Whether its owner is in a hurry, and so the wrong one to run what others wait for."""
         self.turn: threading.Lock | None = None
 
 
@@ -139,6 +141,7 @@ class Committer(Generic[C]):
             if not self._led:
                 self._led = True
                 if hurried:
+                    slot.alone = True
                     self._hurried = None  # what follows a first write of the block must not be left undone
                 return True
             if hurried:
@@ -168,7 +171,8 @@ class Committer(Generic[C]):
         group = [slot]
         self._leader = threading.get_ident()
         try:
-            self._gather(group)
+            if not slot.alone:
+                self._gather(group)
             self._run_group(group)
         finally:
             self._leader = None

@@ -85,6 +85,7 @@ class Claim:
     blocked: tuple[Interest, ...] = ()
     """What must not be claimed although an interest covers it (breakers that are open)."""
     limit: int = 1
+    """How many to take at most; 0 only tells whether a suspect waits."""
     lease: timedelta = timedelta(seconds=60)
     """Holds unless the subscription has a lease of its own."""
     policy: RetryPolicy = RetryPolicy()
@@ -176,6 +177,8 @@ class Lead(NamedTuple):
     """Everything up to here is done, dead or parked."""
     crashes: int
     """How many readers have ended without a word since the position last moved: the next event may be the cause."""
+    tried: int | None = None
+    """The event that the last of them was at, if it had announced it."""
 
 
 class Ahead(NamedTuple):
@@ -187,6 +190,8 @@ class Ahead(NamedTuple):
     reached: int
     """All events up to this one have been looked at."""
     more: bool
+    pruned: int = 0
+    """Up to where the log had been pruned when these events were read; not looked at if there are none."""
 
 
 class Burial(NamedTuple):
@@ -238,13 +243,18 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class DeadFilter:
-    """Which dead letters are meant; None means any. `before` bounds `by`, and includes the moment itself."""
+    """Which dead letters are meant; None means any. `before` bounds `by`, and includes the moment itself.
+
+    `fault` is what the last attempt died of: the kind of its error and the message folded, as `fingerprint.cause` has
+    them, joined by a colon and a space.
+    """
 
     event_id: int | None = None
     subscription: str | None = None
     type: str | None = None
     before: datetime | None = None
     by: str = "created_at"
+    fault: str | None = None
 
 
 class Activity(NamedTuple):
@@ -566,6 +576,10 @@ class Store(Protocol):
         """
         ...
 
+    def announce(self, lead: Lead, event_id: int) -> None:
+        """Say which event is handled next, so that it is known if this is the reader's end; raise LeaseLost."""
+        ...
+
     def read_on(self, after: int, limit: int, interests: tuple[Interest, ...]) -> Ahead:
         """Look at the next `limit` events after a position, in order; nothing will appear among them later (I5)."""
         ...
@@ -651,7 +665,8 @@ class Store(Protocol):
         Each has one attempt behind it, with its error, and is due as its outcome says, or dead: also where neither the
         event nor, failing that, `policy` allows a retry. From there on it is claimed, settled, and a dead letter, like
         any other. Not taken over again is an event that has a delivery there, or had one since the subscription was
-        made: a batch that is replayed changes nothing (I9). Raises NotFound for a subscription that is not there.
+        made: a batch that is replayed changes nothing (I9). Raises NotFound for a subscription that is not there, and
+        UnsafeStore for an event that was pruned meanwhile: its failure would be forgotten.
         """
         ...
 
@@ -780,4 +795,8 @@ class Store(Protocol):
 
     def inspect(self, *, deep: bool) -> tuple[Finding, ...]:
         """Return what `doctor` can say of the store itself; `deep` reads every page of it."""
+        ...
+
+    def condition(self) -> tuple[Finding, ...]:
+        """Return what of it can be said without reading the store: cheap enough to be asked for again and again."""
         ...

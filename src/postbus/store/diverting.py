@@ -1,13 +1,17 @@
 """Diverting: what failed in a Spark stream goes on as an ordinary delivery; inside a transaction."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from postbus.clock import to_micros
-from postbus.model import Dead, Lease, Outcome, Retry
+from postbus.errors import UnsafeStore
+from postbus.model import Dead, Lease, Outcome, Retry, Stream
 from postbus.retry import RetryPolicy
 from postbus.store.contract import Failure, Settlement
+from postbus.store.erasing import erased, unquoted
 from postbus.store.leases import Leases
+from postbus.store.positions import Positions
 from postbus.store.records import split_tags
 from postbus.store.session import Row, Session
 
@@ -31,8 +35,10 @@ class Diverting:
         It comes as a delivery that is leased, under an epoch of its own, and is settled at once: what a failure leads
         to is said in one place.
         """
-        told = {each.event_id: each for each in failures}
+        blank = erased(self._db, {each.event_id for each in failures})
+        told = {each.event_id: _unquoted(each) if each.event_id in blank else each for each in failures}
         events = self._db.many("ways_of", [(each,) for each in sorted(told)])
+        self._require_unpruned(told.keys() - {event_id for event_id, *_ in events})
         who = {event_id: each.outcome.error.worker_id or worker_id for event_id, each in told.items()}
         taken = self._take_over(subscription, events, who) if events else {}
         allowed = {event_id: policy.max_retries if retries is None else retries for event_id, *_, retries, _ in events}
@@ -48,6 +54,14 @@ class Diverting:
             ]
         )
         return len(taken)
+
+    def _require_unpruned(self, missing: Collection[int]) -> None:
+        """Raise UnsafeStore where a failure would be forgotten since its event is gone; one that never was may be."""
+        if missing and min(missing) <= (pruned := Positions(self._session).span(Stream.EVENTS).pruned):
+            raise UnsafeStore(
+                f"event {min(missing):,} has failed, and everything up to {pruned:,} was pruned meanwhile: read the "
+                "stream with a consumer, which pruning waits for"
+            )
 
     def _take_over(self, subscription: str, events: Sequence[Row], who: Mapping[int, str]) -> dict[int, int]:
         """Make the deliveries that are not there yet, each leased to whoever tried it; return their epochs by event."""
@@ -71,6 +85,10 @@ class Diverting:
             ],
         )
         return taken
+
+
+def _unquoted(failure: Failure) -> Failure:
+    return failure._replace(outcome=replace(failure.outcome, error=unquoted(failure.outcome.error)))
 
 
 def _outcome(outcome: Retry | Dead, retries: int) -> Outcome:

@@ -1,17 +1,20 @@
 """Blanking what events say of anybody: their content, what errors quoted of it, and whatever was still to be done."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Final
 
-from postbus.model import Action, Erasable
+from postbus.model import Action, AttemptError, Erasable
 from postbus.store.burials import Burials
 from postbus.store.records import checksum, json_array
-from postbus.store.session import Session
+from postbus.store.session import Database, Session
 
-__all__ = ["Erasing", "bearing", "erasable"]
+__all__ = ["ERASED", "Erasing", "bearing", "erasable", "erased", "unquoted"]
 
 BLANK: Final = "null"
+ERASED: Final = "erased"
+"""What stands where something quoted an event."""
 LOOK: Final = 10_000
 END_OF_TIME: Final = (1 << 63) - 1
 _NOTHING: Final = (None, None, None, None)
@@ -34,6 +37,16 @@ def erasable(session: Session, ids: Sequence[int]) -> Erasable:
     return Erasable(tuple(ids), db.value("erasable_events", (array,)), db.value("erasable_log", (array,)))
 
 
+def erased(db: Database, ids: Collection[int]) -> set[int]:
+    """Return which of these events were erased. Whoever read one before may still tell what it said."""
+    return {row[0] for row in db.run("erased_before", (json_array(ids),))}
+
+
+def unquoted(error: AttemptError) -> AttemptError:
+    """Return an error without what it may quote of an event."""
+    return replace(error, message=ERASED, traceback=None)
+
+
 class Erasing:
     """Erases on one transaction's connection, at one moment, in somebody's name."""
 
@@ -49,7 +62,7 @@ class Erasing:
         discarded = Burials(self._session, self._actor).discard(self._db.run("deliveries_of_all", (array,)))
         rows = self._db.run("identities", (array,))
         blank = [(checksum(uid, kind, tags, BLANK), identity) for identity, uid, kind, tags in rows]
-        told = {row[0] for row in self._db.run("erased_before", (array,))}
+        told = erased(self._db, ids)
         changed = {row[0] for row in self._db.many("blank_event", blank)}
         changed |= {row[0] for row in self._db.many("blank_log", [(identity,) for identity in ids])}
         self._db.many("blank_stopped", [(identity,) for identity in ids])

@@ -17,8 +17,9 @@ from postbus.model import Action, Event, Mode, Span, State, Status, Stream, Subs
 from postbus.pattern import Interest
 from postbus.store.burials import Burials
 from postbus.store.contract import Ahead, Burial, Lead, Rewound, Step
+from postbus.store.erasing import ERASED, erased, unquoted
 from postbus.store.positions import Positions
-from postbus.store.records import encode_errors, followed_events, undisturbed
+from postbus.store.records import encode_errors, followed_events
 from postbus.store.session import Database, Row, Session
 
 __all__ = ["Followed", "Following", "deposed"]
@@ -28,6 +29,7 @@ _MICROS: Final = timedelta(microseconds=1)
 _NOTHING: Final = (None, None, None, None)
 CHUNK: Final = 1_000
 REMEMBERED: Final = 10_000
+COUNTED: Final = 500_000
 
 
 class _Stand(NamedTuple):
@@ -39,6 +41,7 @@ class _Stand(NamedTuple):
     locked: bool
     held_until: int | None
     crashes: int
+    trying: int | None
 
 
 class Following:
@@ -68,12 +71,16 @@ class Following:
         if not (mine or gone or single):
             return None
         span = self._require_here(name, stand)
-        # Of one that is deposed and lives, or that had nothing to do, no event was the end.
-        crashes = stand.crashes + (gone and span.head > stand.position)
+        # Of one that is deposed and lives, or that had nothing to do, no event was the end. One that has not said what
+        # it was about to try counts once, so that the next ones say so: something else may have been its end.
+        tried = stand.trying if stand.trying is not None and stand.trying > stand.position else None
+        crashes = stand.crashes
+        if gone:
+            crashes = max(crashes, int(span.head > stand.position)) if tried is None else crashes + 1
         epoch = self._db.value("draw_epochs", (1,))
         until = self._now + lease // _MICROS
         self._db.run("take_lead", (epoch, holder, worker_id, locked, until, crashes, name))
-        return Lead(name, epoch, stand.position, crashes)
+        return Lead(name, epoch, stand.position, crashes, tried)
 
     def _stand(self, name: str) -> _Stand:
         self._require_ordered(name)
@@ -119,13 +126,14 @@ class Following:
 
     def _bury(self, step: Step, burial: Burial) -> None:
         event, name = burial.event, step.subscription
-        count = len(burial.errors)
-        told = [(each.type, each.message) for each in burial.errors]
+        failures = [*map(unquoted, burial.errors)] if erased(self._db, [event.id]) else burial.errors
+        count = len(failures)
+        told = [(each.type, each.message) for each in failures]
         for attempt, (kind, message) in enumerate(told[:-1], 1):
             row = (event.id, name, Action.FAILED, self._now, Status.PENDING, attempt, step.epoch, step.worker_id)
             self._db.run("log", (*row, None, kind, message, None))
         route, created = self._route(name, event), to_micros(event.created_at)
-        errors = encode_errors(burial.errors)
+        errors = encode_errors(failures)
         self._db.run(
             "bury_followed",
             (event.id, name, route, created, self._now, step.epoch, count, event.max_retries, step.worker_id, errors),
@@ -162,9 +170,12 @@ class Following:
 
     def unpark(self, name: str, ids: Sequence[int], actor: str) -> int:
         """Make parked deliveries due; return how many still were parked."""
-        first = self._db.value("draw_epochs", (len(ids),)) - len(ids) + 1
-        rows = [(self._now, epoch, event_id, name) for epoch, event_id in enumerate(ids, first)]
-        freed = [row[0] for row in self._db.many("unpark", rows)]
+        freed: list[int] = []
+        for start in range(0, len(ids), CHUNK):
+            some = ids[start : start + CHUNK]
+            first = self._db.value("draw_epochs", (len(some),)) - len(some) + 1
+            rows = [(self._now, epoch, event_id, name) for epoch, event_id in enumerate(some, first)]
+            freed += [row[0] for row in self._db.many("unpark", rows)]
         told = (name, Action.RELEASED, self._now, Status.PENDING, 0, None, actor, *_NOTHING)
         self._db.many("log", [(each, *told) for each in freed])
         return len(freed)
@@ -173,7 +184,7 @@ class Following:
         """Put a checkpoint where it should go on from; return how many of the deliveries behind it were discarded."""
         self._stand(name)
         self.check_rewind(name, position)
-        gone = self._discard_after(name, position, actor)
+        gone = Burials(self._session, actor).discard_all(name, position)
         epoch = self._db.value("draw_epochs", (1,))
         self._db.run("rewind", (position, self._now, epoch, self._db.value("meta", ("log_id",)), name))
         return gone
@@ -189,14 +200,6 @@ class Following:
     def _require_ordered(self, name: str) -> None:
         if self._catalog.subscription(name).mode is not Mode.ORDERED:
             raise InvalidRequest(f"{name!r} is no ordered subscription: choose another name")
-
-    def _discard_after(self, name: str, position: int, actor: str) -> int:
-        burials, total, last = Burials(self._session, actor), 0, position
-        while rows := self._db.run("some_deliveries", (name, last, CHUNK)):
-            last = rows[-1][0]
-            burials.discard([(event_id, name, attempt, epoch) for event_id, attempt, epoch, _ in rows])
-            total += len(rows)
-        return total
 
 
 class Followed(ABC):
@@ -261,8 +264,18 @@ class Followed(ABC):
             return subscription.paused
 
     def resign(self, lead: Lead, stopped: str | None = None, before: int | None = None) -> None:
-        self._write(lambda session: session.db.run("resign", (stopped, before, lead.subscription, lead.epoch)))
+
+        def give_up(session: Session) -> None:
+            quotes = before is not None and erased(session.db, [before])
+            told = ERASED if quotes and stopped is not None else stopped
+            session.db.run("resign", (told, before, lead.subscription, lead.epoch))
+
+        (self._write if before is None else self._keeping)(give_up)
         self._wake()
+
+    def announce(self, lead: Lead, event_id: int) -> None:
+        if not self._write(lambda session: session.db.count("announce", (event_id, lead.subscription, lead.epoch))):
+            raise deposed(lead.subscription)
 
     def move(self, step: Step) -> None:
         if step.leaves:
@@ -274,9 +287,9 @@ class Followed(ABC):
     def read_on(self, after: int, limit: int, interests: tuple[Interest, ...]) -> Ahead:
         with self._glance() as db:
             rows = db.run("read_on", (after, limit))
-        with undisturbed():
-            events, damaged = followed_events(rows, _wanting(interests))
-        return Ahead(events, damaged, rows[-1][0] if rows else after, more=len(rows) == limit)
+        events, damaged = followed_events(rows, _wanting(interests))
+        reached, pruned = (rows[-1][0], int(rows[0][13])) if rows else (after, 0)
+        return Ahead(events, damaged, reached, len(rows) == limit, pruned)
 
     def standing(self, name: str) -> list[tuple[int, str | None, State]]:
         with self._read() as session:
@@ -296,7 +309,7 @@ class Followed(ABC):
             skipped = _count(session.db, stood, position, wanted)
             behind = sum(event_id > position for event_id, *_ in session.db.run("standing", (name,)))
         if not dry_run:
-            behind = self._write(lambda session: Following(session).rewind(name, position, actor))
+            behind = self._keeping(lambda session: Following(session).rewind(name, position, actor))
             self._wake()
         return Rewound(position, again, behind, skipped)
 
@@ -337,7 +350,12 @@ def _wanting(interests: tuple[Interest, ...]) -> Callable[[str, str], bool] | No
 
 
 def _count(db: Database, after: int, through: int, wanted: Subscription) -> int:
+    """Count the events of a range that a subscription wants, a part at a time: no statement may take a minute."""
     tags = frozenset(wanted.tags)
     wants = _wanting(tuple(Interest(each, tags) for each in wanted.patterns))
-    kinds: list[Row] = db.run("kinds_between", (after, through))
-    return sum(count for kind, tags, count in kinds if wants is None or wants(kind, tags))
+    total = 0
+    while after < through and (end := db.value("ahead_events", (after, through, COUNTED))):
+        kinds: list[Row] = db.run("kinds_between", (after, end))
+        total += sum(count for kind, tags, count in kinds if wants is None or wants(kind, tags))
+        after = end
+    return total

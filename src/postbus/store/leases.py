@@ -19,7 +19,7 @@ from postbus.store.records import Held, decode_errors, encode_errors, json_array
 from postbus.store.routes import Selection
 from postbus.store.session import Row, Session
 
-__all__ = ["Candidate", "Finished", "Leases", "Share", "Taken", "ending"]
+__all__ = ["CHUNK", "Candidate", "Finished", "Leases", "Share", "Taken", "ending"]
 
 EXACT_ROUTES: Final = 64
 ROTATING_ROUTES: Final = 32
@@ -250,7 +250,7 @@ class Leases:
 
     def _end_row(self, told: Settlement, row: Held, errors: str | None) -> Row:
         action, status, error = ending(told)
-        route = self._catalog.route(row.route)
+        route = self._catalog.route(self._db, row.route)
         return (
             row.event_id,
             row.subscription,
@@ -402,6 +402,7 @@ class Leases:
         """Hand deliveries back, the attempt given back."""
         if not leases:
             return 0
+        leases = sorted(leases)  # so that two never wait crosswise
         first = self._draw(len(leases))
         now, due = self._now, self._now + delay // _MICROS
         rows = self._db.many(

@@ -27,6 +27,7 @@ class Liveness:
     @contextmanager
     def holding(self, owner: str) -> Generator[None]:
         """Be known as alive until the end of the block, or of the process."""
+        process = os.getpid()
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / owner
         # Locked under another name first: from its first moment on, the file named by the nonce is a locked one.
@@ -38,8 +39,9 @@ class Liveness:
             unlocked.rename(path)
             yield
         finally:
-            with suppress(FileNotFoundError):
-                path.unlink()
+            if os.getpid() == process:  # a forked child leaves this block too, and its parent is alive
+                with suppress(FileNotFoundError):
+                    path.unlink()
             closing()
 
     def is_dead(self, owner: str) -> bool:

@@ -48,9 +48,10 @@ class Positions:
 
     def span(self, stream: Stream) -> Span:
         """Return what can be read. A position is the id of a row that was seen, never merely of one that was drawn."""
-        pruned = int(self._db.value("meta", (NAMES[stream].pruned,)))
         head = self._db.value(NAMES[stream].head)
-        return Span(self._log_id(), pruned, max(pruned, self._db.value(NAMES[stream].last, (head,)) or 0))
+        last = self._db.value(NAMES[stream].last, (head,)) or 0
+        pruned = int(self._db.value("meta", (NAMES[stream].pruned,)))  # last: what was seen may be pruned meanwhile
+        return Span(self._log_id(), pruned, max(pruned, last))
 
     def ahead(self, stream: Stream, after: int, count: int) -> int:
         """Return the id of the `count`-th row after a position, or of the last there is."""

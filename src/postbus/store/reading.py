@@ -10,8 +10,10 @@ from typing import Final
 
 from postbus.clock import from_micros
 from postbus.errors import InvalidRequest, NotFound, UnsafeStore
+from postbus.fingerprint import cause
 from postbus.model import (
     Action,
+    AttemptError,
     DeadLetter,
     DeliveryState,
     Event,
@@ -47,6 +49,8 @@ MINUTE: Final = 60_000_000
 CHEAP_ROUTES: Final = 64
 FIRST_LOOK: Final = 25
 LONGEST_LOOK: Final = 400
+Depth = dict[tuple[str, int, int], tuple[int, int | None]]
+"""How many deliveries there are by subscription, state and whether they are due, and since when the first one is."""
 
 
 class Reading:
@@ -247,9 +251,8 @@ class Reading:
         found: list[Fault] = []
         for each in self._catalog.subscriptions():
             for event_id, route, died_at, errors in self._db.run("dead_newest", (each.name, limit)):
-                told = decode_errors(errors)
-                kind = self._catalog.route(route).type
-                found.append(Fault(event_id, each.name, kind, from_micros(died_at), told[-1] if told else None))
+                kind = self._catalog.route(self._db, route).type
+                found.append(Fault(event_id, each.name, kind, from_micros(died_at), _last(decode_errors(errors))))
         return found
 
     def _count_dead(self, which: DeadFilter) -> int:
@@ -273,7 +276,7 @@ class Reading:
 
     def _lost(self, event_id: int, route_id: int, created_at: int) -> Row:
         """Return what a delivery tells of its event, for a list that must not fail because the event is not there."""
-        route = self._catalog.route(route_id)
+        route = self._catalog.route(self._db, route_id)
         told = '{"damaged":"the event is not in the log"}'
         return (event_id, "", route.type, route.tags, None, None, None, "null", told, created_at, route.priority, None,
                 None)  # fmt: skip
@@ -305,28 +308,28 @@ class Reading:
         """Return the bus in figures; the handlers of `dead` processes handle nothing."""
         since = self._now - MINUTE
         rates = {action: float(count) for action, count in self._db.run("recent_actions", (since,))}
-        return Stats(
-            events=self._db.value("count_events"),
-            head=self._catalog.head,
-            subscriptions=self._queues(),
-            rates=rates | {"published": float(self._db.value("recent_events", (since,)))},
-            store_bytes=self._db.value("store_bytes"),
-            unhandled=self._unhandled(dead),
-        )
-
-    def _queues(self) -> tuple[SubscriptionStats, ...]:
-        depth: dict[tuple[str, int, int], tuple[int, int | None]] = {
+        depth: Depth = {
             (name, state, now): (count, oldest)
             for name, state, now, count, oldest in self._db.run("depth", (self._now,))
         }
+        return Stats(
+            events=self._db.value("count_events"),
+            head=self._catalog.head,
+            subscriptions=self._queues(depth),
+            rates=rates | {"published": float(self._db.value("recent_events", (since,)))},
+            store_bytes=self._db.value("store_bytes"),
+            unhandled=self._unhandled(dead),
+            dead={name: count for (name, state, _), (count, _) in depth.items() if state == State.DEAD},
+            parked={name: count for (name, state, _), (count, _) in depth.items() if state == State.PARKED},
+        )
+
+    def _queues(self, depth: Depth) -> tuple[SubscriptionStats, ...]:
         done = {(name, status): count for name, status, count in self._db.run("count_completed")}
         return tuple(
             self._queue(each.name, depth, done) for each in self._catalog.subscriptions() if each.mode == "queue"
         )
 
-    def _queue(
-        self, name: str, depth: dict[tuple[str, int, int], tuple[int, int | None]], done: dict[tuple[str, str], int]
-    ) -> SubscriptionStats:
+    def _queue(self, name: str, depth: Depth, done: dict[tuple[str, str], int]) -> SubscriptionStats:
         def count(state: State) -> int:
             return sum(depth.get((name, state, now), (0, None))[0] for now in (0, 1))
 
@@ -349,7 +352,7 @@ class Reading:
         handled = [(row[2], row[3], set(split_tags(row[4]))) for row in rows]
         left: dict[str, int] = {}
         for route_id, count in self._db.run("depth_by_route"):
-            route = self._catalog.route(route_id)
+            route = self._catalog.route(self._db, route_id)
             tags = split_tags(route.tags)
             if not any(
                 name == route.subscription and matches(pattern, route.type) and (not wants or wants & set(tags))
@@ -367,7 +370,20 @@ def dead_keys(db: Database, catalog: Catalog, which: DeadFilter, after: int | st
         return (row for name in names for row in _one_dead(db, which.event_id, name))
     cursors = [db.iterate("tried", (name, *_keyset(db, after, name), State.DEAD)) for name in names]
     rows: Iterator[Row] = merge(*cursors, key=lambda row: (-row[2], -row[0], row[1]))
-    return rows if which.type is None and which.before is None else (row for row in rows if _meant(catalog, which, row))
+    if which.type is not None or which.before is not None:
+        rows = filter(lambda row: _meant(db, catalog, which, row), rows)
+    return rows if which.fault is None else _died_of(db, rows, which.fault)
+
+
+def _died_of(db: Database, rows: Iterator[Row], fault: str) -> Iterator[Row]:
+    """Leave out what died of something else; errors are read some at a time, since all together may be large."""
+    while chunk := list(islice(rows, LONGEST_LOOK)):
+        told = {row[:2]: decode_errors(row[4]) for row in db.many("dead_one", [row[:2] for row in chunk])}
+        yield from (row for row in chunk if ": ".join(cause(_last(told[row[:2]]))) == fault)
+
+
+def _last(errors: Sequence[AttemptError]) -> AttemptError | None:
+    return errors[-1] if errors else None
 
 
 def _names(catalog: Catalog, which: DeadFilter) -> list[str]:
@@ -399,11 +415,11 @@ def _created(db: Database, event_id: int) -> int:
     return rows[0][1] if rows else END_OF_TIME
 
 
-def _meant(catalog: Catalog, which: DeadFilter, row: Row) -> bool:
+def _meant(db: Database, catalog: Catalog, which: DeadFilter, row: Row) -> bool:
     _, _, created_at, route, died_at = row
     if which.before is not None and from_micros(created_at if which.by == "created_at" else died_at) > which.before:
         return False
-    return which.type is None or matches(which.type, catalog.route(route).type)
+    return which.type is None or matches(which.type, catalog.route(db, route).type)
 
 
 def _ended(row: Row) -> DeliveryState:

@@ -1,6 +1,5 @@
 """Rows to values and back: the one place that knows the order of columns."""
 
-import gc
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import fields
@@ -34,7 +33,6 @@ __all__ = [
     "quick_delivery",
     "row_from_draft",
     "split_tags",
-    "undisturbed",
 ]
 
 
@@ -172,18 +170,6 @@ def claimed_event(row: Row, retry_count: int, now: datetime) -> Event:
     )
 
 
-@contextmanager
-def undisturbed() -> Generator[None]:
-    """Put off the search for garbage: thousands of values are about to be made, and none of them is any."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
-
-
 def followed_events(
     rows: Iterable[Row], wants: Callable[[str, str], bool] | None
 ) -> tuple[list[Event], dict[int, str]]:
@@ -195,7 +181,7 @@ def followed_events(
     events, damaged = list[Event](), dict[int, str]()
     before, created = -1, from_micros(0)
     for row in rows:
-        identity, uid, kind, tags, key, title, description, payload, metadata, moment, priority, retries, crc = row
+        identity, uid, kind, tags, key, title, description, payload, metadata, moment, priority, retries, crc, _ = row
         try:
             if crc is not None and crc32(f"{uid}\n{kind}\n{tags}\n{payload}".encode()) != crc:
                 _verify(row)

@@ -9,7 +9,7 @@ from postbus.errors import LeaseLost, NotFound
 from postbus.model import Action, Dead, Done, DoneWithErrors, Lease, LogEntry, Outcome, Retry, State, Status
 from postbus.retry import RetryPolicy
 from postbus.store.contract import Report, Reported, Settlement
-from postbus.store.leases import Finished, Leases, ending
+from postbus.store.leases import CHUNK, Finished, Leases, ending
 from postbus.store.records import Held, log_from_row
 from postbus.store.session import Session
 
@@ -40,7 +40,7 @@ class Reports:
             # Of several on one delivery each must see what the one before it did.
             seen: set[tuple[int, str]] = set()
             count = 0
-            for each in waiting:
+            for each in waiting[:CHUNK]:
                 if (each.event_id, each.subscription) in seen:
                     break
                 seen.add((each.event_id, each.subscription))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 from uuid import uuid4
 
@@ -52,6 +53,7 @@ from postbus.store.contract import (
     DeadFilter,
     Failure,
     Fault,
+    Finding,
     Report,
     Reported,
     Settled,
@@ -372,6 +374,12 @@ class SqlStore(Followed):
         with self._read() as session:
             return replace(Reading(session).stats(dead), checkpoints=Positions(session).checkpoints(self.is_dead))
 
+    @abstractmethod
+    def inspect(self, *, deep: bool) -> tuple[Finding, ...]: ...
+
+    def condition(self) -> tuple[Finding, ...]:
+        return self.inspect(deep=False)
+
     # ── dead letters ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def dead_letters(self, which: DeadFilter, *, limit: int, offset: int, after: int | str | None) -> Page[DeadLetter]:
@@ -593,6 +601,10 @@ class SqlStore(Followed):
 
     def delete_subscription(self, name: str, actor: str) -> int:
 
+        def thin_out(session: Session, after: int) -> list[int]:
+            session.catalog.subscription(name)
+            return Burials(session, actor).discard_some(name, after)
+
         def delete(session: Session) -> int:
             session.catalog.subscription(name)
             count = Burials(session, actor).discard_all(name)
@@ -601,7 +613,11 @@ class SqlStore(Followed):
             bump(session)
             return count
 
-        return self._shut_out(delete)
+        # Most of it goes before, a little at a time: who publishes must not wait for millions to go.
+        count = after = 0
+        while ids := self._write(partial(thin_out, after=after)):
+            count, after = count + len(ids), ids[-1]
+        return count + self._shut_out(delete)
 
     # ── handlers, breakers, housekeeping ─────────────────────────────────────────────────────────────────────────
 
@@ -632,20 +648,21 @@ class SqlStore(Followed):
 
     def change_breaker(self, name: str, change: Callable[[BreakerState], BreakerState | None]) -> BreakerState:
 
-        def move(session: Session) -> BreakerState:
+        def move(session: Session) -> tuple[BreakerState, BreakerState]:
             session.db.run("add_breaker", (name,))
             state = _breaker(session, "breaker_held", name)
             changed = change(state)
             if changed is None or changed == state:
-                return state
+                return state, state
             opened, probe = changed.opened_at, changed.probe_until
             session.db.run(
                 "set_breaker", (changed.failures, opened and to_micros(opened), probe and to_micros(probe), name)
             )
-            return changed
+            return state, changed
 
-        state = self._write(move)
-        self._wake()
+        before, state = self._write(move)
+        if before.opened_at is not None and state.opened_at is None:  # nothing else makes more claimable than before
+            self._wake()
         return state
 
     def add_token(self, token: Token) -> None:

@@ -36,8 +36,11 @@ def append_all(db: Database, batches: Sequence[Sequence[Draft]], schema: str) ->
     """Store several callers' batches, all or none; see `events`."""
     drafts = [draft for batch in batches for draft in batch]
     probe("committing")
-    stored = append(db, drafts) if len(drafts) < COPY_FROM else _copied(db, drafts, schema)
-    rows = iter(stored)
+    if len(drafts) < COPY_FROM:
+        with db.settled():
+            rows = iter(append(db, drafts))
+    else:
+        rows = iter(_copied(db, drafts, schema))
     return [events(batch, [next(rows) for _ in batch]) for batch in batches]
 
 

@@ -1,7 +1,9 @@
 """One connection to the bus's PostgreSQL database, made again when it breaks."""
 
+import os
 import re
 import select
+import socket
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -28,7 +30,12 @@ from postbus.store.session import Row
 __all__ = ["Address", "Database", "array", "localized", "put_schema", "texts", "translate", "translated"]
 
 SCHEMA: Final = re.compile(r"[a-z_][a-z0-9_]{0,47}")
-DEFAULTS: Final = {"application_name": "postbus", "connect_timeout": "10", "tcp_user_timeout": "15000"}
+DEFAULTS: Final = {
+    "application_name": "postbus",
+    "connect_timeout": "10",
+    "tcp_user_timeout": "15000",
+    "target_session_attrs": "primary",
+}
 PLANNER: Final = {f"enable_{name}": "off" for name in ("seqscan", "bitmapscan", "hashjoin", "mergejoin")} | {
     "plan_cache_mode": "force_generic_plan",
     "jit": "off",
@@ -92,7 +99,7 @@ class Address:
         wanted = {**DEFAULTS, **{name: value for name, value in given.items() if value is not None}}
         if not self.pooled:
             settings = " ".join(f"-c {name}={value}" for name, value in {**PLANNER, **LIMITS}.items())
-            wanted["options"] = f"{settings} {LEVEL} {given.get('options') or ''}"
+            wanted["options"] = f"{settings} {given.get('options') or ''} {LEVEL}"  # the last one counts
         try:
             connection = psycopg.connect(
                 **cast("dict[str, Any]", wanted),
@@ -168,9 +175,15 @@ class Database:
         connection = self._connection
         if connection is not None and not _is_lost(connection):
             return connection
-        self.close()
+        if connection is not None:
+            self._give_up()
         self._connection = self._address.connect()
         return self._connection
+
+    def _give_up(self) -> None:
+        """Close a connection that was lost; what was seen of the server may have gone with it, if that has crashed."""
+        self.close()
+        self._on_rollback()
 
     def ready(self) -> "Database":
         """Connect, or connect anew if the connection was lost, before a statement outside any transaction."""
@@ -187,8 +200,23 @@ class Database:
             self.connection.execute(sql)
         except (psycopg.OperationalError, psycopg.InterfaceError):
             # Nothing has been asked of it yet: one that broke unnoticed may be replaced without a word.
-            self.close()
+            self._give_up()
             self.connection.execute(sql)
+
+    @contextmanager
+    def settled(self) -> Generator[None]:
+        """Have a statement run with our settings: behind a pooler these need a transaction to hold in."""
+        if not self._address.pooled:
+            self.ready()
+            yield
+            return
+        try:
+            self.begin()
+            yield
+            self.commit()
+        except BaseException:
+            self.rollback()
+            raise
 
     @contextmanager
     def snapshot(self) -> Generator[None]:
@@ -236,9 +264,15 @@ class Database:
         return pq.TransactionStatus.UNKNOWN if self._connection is None else self._connection.info.transaction_status
 
     def interrupt(self) -> None:
-        """Cut off the statement that another thread is running, if any."""
-        if self._connection is not None:
-            self._connection.cancel_safe(timeout=5)
+        """Cut off the statement that another thread is running, if any; the connection too, if the server is away."""
+        connection = self._connection
+        if connection is None:
+            return
+        try:
+            connection.cancel_safe(timeout=5)
+        except psycopg.Error:
+            with suppress(psycopg.Error, OSError), socket.socket(fileno=os.dup(connection.fileno())) as wire:
+                wire.shutdown(socket.SHUT_RDWR)
 
     def run(self, name: str, parameters: Sequence[Any] = ()) -> list[Row]:
         """Run a named query and return its rows."""
@@ -354,6 +388,8 @@ def translate(shown: str, error: psycopg.Error) -> PostbusError | psycopg.Error:
             return UnsafeStore(f"{shown} is read-only ({told}): connect to the primary")
         case psycopg.OperationalError() | psycopg.InterfaceError():
             return StoreUnavailable(f"{shown} cannot be used now, or was lost in the midst of it ({told})")
+        case psycopg.Error(sqlstate="PB003"):
+            return StoreUnavailable(f"{shown}: {told}")
         case psycopg.Error(sqlstate="PB001" | "PB002"):
             return InvalidEventError(told)
         case _:

@@ -28,7 +28,8 @@ APPEND: Final = """SELECT event_id, fresh, stored_at, (SELECT pg_notify('postbus
   FROM postbus.append(CAST(:batch AS json), CAST(:chosen AS boolean), CAST(:timed AS boolean))"""
 KNOWN: Final = """SELECT id, uid, type, tags, key, title, description, CAST(payload AS text), CAST(metadata AS text),
        postbus.micros(created_at), priority, max_retries, NULL FROM postbus.events WHERE id = CAST(:id AS bigint)"""
-SINCE: Final = "SELECT postbus.micros(created_at) FROM postbus.dedup WHERE uid = CAST(:uid AS text)"
+SINCE: Final = """SELECT coalesce((SELECT postbus.micros(created_at) FROM postbus.dedup WHERE uid = CAST(:uid AS text)),
+                       postbus.micros(postbus.now()))"""
 
 
 def on(connection: Any, drafts: Sequence[Draft], schema: str) -> list[Event]:

@@ -117,6 +117,7 @@ class PostgresLeases(Leases):
         return self._extend(list(lost), lease) if lost else lost
 
     def _extend(self, leases: list[Lease], lease: timedelta) -> set[Lease]:
+        leases.sort()  # so that two never wait crosswise
         ends = array(self._now + self._lease_of(each.subscription, lease) for each in leases)
         rows = self._db.run("extend", (*self._arrays(leases), ends, self._now))
         return set(leases) - {Lease(*row) for row in rows}

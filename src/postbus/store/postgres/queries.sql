@@ -35,7 +35,8 @@ DELETE FROM postbus.subscriptions WHERE name = $1;
 SELECT postbus.register($1, $2, $3::integer, $4, $5, $6);
 
 -- name: drop_unused_routes
-DELETE FROM postbus.routes AS r WHERE NOT EXISTS (SELECT 1 FROM postbus.deliveries AS d WHERE d.route = r.id);
+-- Nothing is joined: with no index for it, and hash joins off, that would be each route against each delivery.
+DELETE FROM postbus.routes WHERE id = ANY (ARRAY(SELECT id FROM postbus.routes EXCEPT SELECT route FROM postbus.deliveries));
 
 -- name: count_routes
 SELECT count(*) FROM postbus.routes;
@@ -144,7 +145,8 @@ SELECT route FROM present
    AND EXISTS (SELECT 1 FROM postbus.deliveries AS d WHERE d.route = present.route AND d.due_at <= postbus.at($2));
 
 -- name: draw_epochs
-SELECT (nextval('postbus.epochs') << 10) + $1 - 1;
+-- The last of as many as one number stands for; of more than that, none.
+SELECT CASE WHEN $1 <= 1024 THEN (nextval('postbus.epochs') << 10) + $1 - 1 END;
 
 -- name: take
 -- Lease a batch and write its audit rows in one statement, by the places at which this transaction has locked the rows.
@@ -231,19 +233,20 @@ DELETE FROM postbus.deliveries WHERE event_id = $1 AND subscription = $2 AND epo
 -- name: finish_all
 -- Finish everything that simply worked; return which (by their place among what is given), and the catalog's version. The
 -- epoch is the fence, and is in the DELETE itself: a row that another transaction has changed since is looked at again as
--- it stands now. Rows are found one by one through the primary key and removed by their place, because any plan that joins
--- the two tables might be made while the queue is short and kept when it is long. $7: the moment, if it is not now.
+-- it stands now; one filed under another route meanwhile, which this statement may not see, is passed over. Rows are found
+-- one by one through the primary key and removed by their place, because any plan that joins the two tables might be made
+-- while the queue is short and kept when it is long. $7: the moment, if it is not now.
 WITH moment AS MATERIALIZED (SELECT coalesce(postbus.at($7), postbus.now()) AS now),
 gone AS (
     DELETE FROM postbus.deliveries AS d
-     USING (SELECT l.place, g.n, g.epoch, g.worker, g.code, g.ms, m.now
+     USING (SELECT l.place, l.route, g.n, g.epoch, g.worker, g.code, g.ms, m.now
               FROM moment AS m
              CROSS JOIN unnest($1::bigint[], $2::text[], $3::bigint[], $4::text[], $5::integer[], $6::float8[])
                         WITH ORDINALITY AS g (id, name, epoch, worker, code, ms, n)
-             CROSS JOIN LATERAL (SELECT v.ctid AS place FROM postbus.deliveries AS v
+             CROSS JOIN LATERAL (SELECT v.ctid AS place, v.route FROM postbus.deliveries AS v
                                   WHERE v.event_id = g.id AND v.subscription = g.name AND v.epoch = g.epoch OFFSET 0) AS l
             OFFSET 0) AS t
-     WHERE d.ctid = t.place AND d.epoch = t.epoch AND d.epoch > 0 AND d.state IN (0, 1)
+     WHERE d.ctid = t.place AND d.epoch = t.epoch AND d.route = t.route AND d.epoch > 0 AND d.state IN (0, 1)
     RETURNING t.n, d.event_id, d.subscription, d.route, d.attempt, d.epoch, d.created_at, d.ready_at, d.claimed_at,
               d.retry_count, d.max_retries, d.errors, t.worker, t.code, t.ms, t.now),
 logged AS (
@@ -646,6 +649,9 @@ SELECT s.name, coalesce(c.position, 0)
 -- is left, or is found by the next one's look at who is behind.
 SELECT pg_advisory_xact_lock(postbus.namespace('subscriptions') << 48 | 1);
 
+-- name: keep_subscriptions
+SELECT pg_advisory_xact_lock_shared(postbus.namespace('subscriptions') << 48);
+
 -- name: await_beside
 SELECT pg_advisory_xact_lock_shared(postbus.namespace('subscriptions') << 48 | 1);
 
@@ -738,17 +744,20 @@ VALUES ($1, $2, $3, postbus.at($4), postbus.at($4), postbus.at($5), postbus.at($
 
 -- name: read_on
 -- Looked up every time: after a crash of the server, ids below a head of before may be given out anew.
-SELECT id, uid, type, tags, key, title, description, payload, metadata, created_at, priority, max_retries, NULL
+SELECT id, uid, type, tags, key, title, description, payload, metadata, created_at, priority, max_retries, NULL, pruned
   FROM postbus.read_on($1, $2);
 
 -- name: lead
-SELECT position, log_id, holder, locked, postbus.micros(held_until), crashes
+SELECT position, log_id, holder, locked, postbus.micros(held_until), crashes, trying
   FROM postbus.checkpoints WHERE subscription = $1 AND stream = 'events' FOR UPDATE;
 
 -- name: take_lead
 UPDATE postbus.checkpoints
-   SET epoch = $1, holder = $2, worker_id = $3, locked = $4, held_until = postbus.at($5), crashes = $6
+   SET epoch = $1, holder = $2, worker_id = $3, locked = $4, held_until = postbus.at($5), crashes = $6, trying = NULL
  WHERE subscription = $7;
+
+-- name: announce
+UPDATE postbus.checkpoints SET trying = $1 WHERE subscription = $2 AND epoch = $3;
 
 -- name: keep_lead
 UPDATE postbus.checkpoints SET held_until = postbus.at($1) WHERE subscription = $2 AND epoch = $3;
@@ -760,9 +769,10 @@ SELECT position FROM postbus.checkpoints WHERE subscription = $1;
 SELECT epoch FROM postbus.checkpoints WHERE subscription = $1;
 
 -- name: resign
--- What an earlier reader has stopped at stands until somebody gets further.
+-- What an earlier reader has stopped at stands until somebody gets further; started again, it is tried again.
 UPDATE postbus.checkpoints
    SET holder = NULL, locked = false, held_until = NULL, stopped = coalesce($1::text, stopped),
+       crashes = CASE WHEN $1::text IS NULL THEN crashes ELSE 0 END,
        stopped_before = CASE WHEN $1::text IS NULL THEN stopped_before ELSE $2::bigint END
  WHERE subscription = $3 AND epoch = $4;
 

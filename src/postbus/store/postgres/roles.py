@@ -5,7 +5,7 @@ from importlib import resources
 
 from postbus.store.postgres.connection import Address, Database, put_schema, translated
 
-__all__ = ["grant_roles", "roles_script"]
+__all__ = ["grant_roles", "roles_script", "roles_statements"]
 
 
 def roles_script(url: str) -> str:
@@ -13,7 +13,7 @@ def roles_script(url: str) -> str:
 
     In another schema than `postbus` they are named after that: `shop_publisher`, `shop_worker`, `shop_reader`.
     """
-    return f"BEGIN;\n{_statements(Address.of(url).schema)}COMMIT;\n"
+    return f"BEGIN;\n{roles_statements(Address.of(url).schema)}COMMIT;\n"
 
 
 def grant_roles(url: str) -> None:
@@ -28,13 +28,14 @@ def grant_roles(url: str) -> None:
         try:
             db.begin()
             db.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 7))", (f"postbus migrates {address.schema}",))
-            db.execute(_statements(address.schema))
+            db.execute(roles_statements(address.schema))
             db.commit()
         finally:
             db.close()
 
 
-def _statements(schema: str) -> str:
+def roles_statements(schema: str) -> str:
+    """Return the SQL for a schema, to be run inside a transaction."""
     text = resources.files("postbus.store.postgres").joinpath("roles.sql").read_text(encoding="utf-8")
     named = re.sub(r"\bpostbus(?=_(?:reader|publisher|worker)\b)", schema, put_schema(text, schema))
     return re.sub(r"(?<=SCHEMA )postbus\b", schema, named)

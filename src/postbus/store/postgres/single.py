@@ -1,14 +1,20 @@
 """Operations that are one statement: with nobody beside it, such a statement needs no transaction around it."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from contextlib import suppress
+from typing import Any, Final, NamedTuple, TypeVar
+
+from psycopg.errors import DeadlockDetected
 
 from postbus.observe import probe
 from postbus.store.catalog import Catalog
 from postbus.store.committer import Committer
 from postbus.store.postgres.connection import Database
 
-__all__ = ["Remembered", "Single", "SingleCommitter"]
+__all__ = ["Remembered", "Single", "SingleCommitter", "undeadlocked"]
+
+R = TypeVar("R")
+DEADLOCKS: Final = 3
 
 
 class Remembered(Catalog):
@@ -35,6 +41,14 @@ class Single(NamedTuple):
         return self.operation(db)
 
 
+def undeadlocked(transaction: Callable[[], R]) -> R:
+    """Run a transaction, again where it and another waited for each other: the server has undone it then."""
+    for _ in range(DEADLOCKS):
+        with suppress(DeadlockDetected):
+            return transaction()
+    return transaction()
+
+
 class SingleCommitter(Committer[Database]):
     """A committer that lets a lone statement commit itself; behind a pooler, settings need a transaction to hold in."""
 
@@ -44,7 +58,12 @@ class SingleCommitter(Committer[Database]):
         self._pooled = pooled
 
     def _transact(self, operations: list[Callable[[Database], Any]]) -> list[Any]:
-        if len(operations) > 1 or self._pooled or not isinstance(operations[0], Single):
+        if len(operations) > 1:
+            return super()._transact(operations)  # where that fails, each is run again alone
+        return undeadlocked(lambda: self._run_one(operations))
+
+    def _run_one(self, operations: list[Callable[[Database], Any]]) -> list[Any]:
+        if self._pooled or not isinstance(operations[0], Single):
             return super()._transact(operations)
         db = self._connection.ready()
         probe("committing")

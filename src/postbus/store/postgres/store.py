@@ -41,7 +41,8 @@ from postbus.store.postgres.finishing import Key, finish, plain_successes, repor
 from postbus.store.postgres.inspection import holders, inspect, require_safe
 from postbus.store.postgres.leases import Marks, PostgresLeases
 from postbus.store.postgres.listen import Bell, Listener, Notifier
-from postbus.store.postgres.single import Remembered, Single, SingleCommitter
+from postbus.store.postgres.roles import roles_statements
+from postbus.store.postgres.single import Remembered, Single, SingleCommitter, undeadlocked
 from postbus.store.queries import load_migrations
 from postbus.store.reading import Reading
 from postbus.store.records import decoding, json_array, moment
@@ -59,7 +60,12 @@ MAX_REMEMBERED: Final = 1_000
 BACKFILL: Final = 5_000
 PUBLISH: Final = 10_000
 PATIENCE: Final = 30.0
+WHICH: Final = "SELECT current_database(), pg_postmaster_start_time()"
 HOLD: Final = "SELECT pg_try_advisory_lock(hashtextextended($1, 11))"
+HAS_ROLES: Final = """
+    SELECT 1 FROM pg_roles AS r JOIN pg_namespace AS n ON n.nspname = $1
+     WHERE r.rolname = $2 AND has_schema_privilege(r.oid, n.oid, 'USAGE')
+"""
 
 
 class PostgresStore(SqlStore):
@@ -104,8 +110,20 @@ class PostgresStore(SqlStore):
         db = Database(self._direct).ready()
         try:
             require_safe(db)
+            self._require_same(db)
             migrate(_Schema(db, self._address.schema), allowed=auto_migrate)
             return db.value("meta", ("log_id",))
+        finally:
+            db.close()
+
+    def _require_same(self, direct: Database) -> None:
+        """Raise InvalidRequest where the addresses lead to two databases: one would be migrated, and the other used."""
+        if self._direct.libpq == self._address.libpq:
+            return
+        db = Database(self._address).ready()
+        try:
+            if db.execute(WHICH) != direct.execute(WHICH):
+                raise InvalidRequest(f"direct_url leads to another database than {self.url}: set both, or neither")
         finally:
             db.close()
 
@@ -162,8 +180,9 @@ class PostgresStore(SqlStore):
         return self._filled(drafts, stored)
 
     def _append_all(self, db: Database, batches: list[Sequence[Draft]]) -> list[Any]:
-        stored = appending.append_all(db.ready(), batches, self._address.schema)
-        self._tell(db)
+        stored = appending.append_all(db, batches, self._address.schema)
+        with suppress(Exception):  # it is stored: whoever is told that it failed would have it stored again
+            self._tell(db)
         return stored
 
     def _filled(self, drafts: Sequence[Draft], stored: list[Event | int]) -> list[Event]:
@@ -329,7 +348,7 @@ class PostgresStore(SqlStore):
 
     @contextmanager
     def _glance(self) -> Generator[Database]:
-        with self._connection() as (db, _), decoding():
+        with self._connection() as (db, _), decoding(), db.settled():
             yield db
 
     def _move_lightly(self, step: Step) -> bool:
@@ -347,6 +366,7 @@ class PostgresStore(SqlStore):
         """Move a checkpoint in the caller's transaction; what leaves nothing behind needs no look at anything else."""
         if step.leaves:
             db.run("await_beside")
+            db.run("keep_subscriptions")
             Following(self._session(db, catalog)).move(step)
         elif not self._moved(db, step):
             raise deposed(step.subscription)
@@ -477,8 +497,10 @@ class PostgresStore(SqlStore):
     def _keeping(self, operation: Callable[[Session], R]) -> R:
 
         def kept(session: Session) -> R:
+            # Looked at anew behind the locks: subscriptions and routes that are there stay until the end of it.
             session.db.run("await_beside")
-            return operation(session)
+            session.db.run("keep_subscriptions")
+            return operation(self._anew(session))
 
         return self._write(kept)
 
@@ -486,15 +508,19 @@ class PostgresStore(SqlStore):
         """Run it on a connection from the pool, so that no settle waits for it, and one at a time in the database."""
         self._writable()
         with self._connection() as (db, catalog):
-            try:
-                db.begin()
-                db.run("hold_beside")
-                result = operation(self._session(db, catalog))
-                db.commit()
-            except BaseException:
-                db.rollback()
-                raise
-            return result
+
+            def attempt() -> R:
+                try:
+                    db.begin()
+                    db.run("hold_beside")
+                    result = operation(self._session(db, catalog))
+                    db.commit()
+                except BaseException:
+                    db.rollback()
+                    raise
+                return result
+
+            return undeadlocked(attempt)
 
     def _reclaim(self, stream: Stream, *, done: bool) -> None:
         """Vacuum at the end: autovacuum would come to it minutes later. Whoever does not own the tables, cannot.
@@ -584,10 +610,16 @@ class _Schema:
                 db.execute(put_schema(sql, self._schema))
                 done = put_schema("UPDATE postbus.meta SET value = $1 WHERE key = 'schema_version'", self._schema)
                 db.execute(done, (str(number),))
+                if number == len(self.migrations) and self._has_roles():
+                    db.execute(roles_statements(self._schema))  # new functions are everybody's until they are granted
             db.commit()
         except BaseException:
             db.rollback()
             raise
+
+    def _has_roles(self) -> bool:
+        """Return whether `grant_roles` has been here: the reader may look into the schema."""
+        return bool(self._db.execute(HAS_ROLES, (self._schema, f"{self._schema}_reader")))
 
 
 def migration_script(url: str) -> str:

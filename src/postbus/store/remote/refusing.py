@@ -44,6 +44,7 @@ class DatabaseOnly:
     keep = _refusing("a follower")
     is_paused = _refusing("a follower")
     resign = _refusing("a follower")
+    announce = _refusing("a follower")
     move = _refusing("a follower")
     unpark = _refusing("a follower")
     set_interests = _refusing("a follower")
@@ -58,3 +59,4 @@ class DatabaseOnly:
     revoke_token = _refusing("managing tokens")
     restore_mark = _refusing("marking a restored store")
     inspect = _refusing("inspecting the store")
+    condition = _refusing("inspecting the store")

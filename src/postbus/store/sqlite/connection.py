@@ -49,6 +49,8 @@ class Database:
         require_safe_sqlite(apsw.SQLITE_VERSION_NUMBER)
         flags = apsw.SQLITE_OPEN_READONLY if readonly else apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
         self._on_rollback = on_rollback
+        self._hasty: int | None = None
+        self._owed = False
         with translated(path):
             self._apsw = apsw.Connection(str(path), flags=flags, statementcachesize=200)
             self._patience = _Patience()
@@ -60,7 +62,7 @@ class Database:
         if not readonly:
             if _patiently(self._into_wal) != "wal":
                 raise UnsafeStore(f"{path}: this place does not allow SQLite's WAL (a network drive?)")
-            pragma("wal_autocheckpoint", CHECKPOINT_PAGES)
+            self._apsw.set_wal_hook(self._written)
             pragma("secure_delete", "fast")  # in pages that are written anyway: what is erased must not lie on there
         pragma("synchronous", "full")
         pragma("fullfsync", 1)
@@ -90,12 +92,23 @@ class Database:
 
     @contextmanager
     def hurried(self) -> Generator[None]:
-        """Have this thread raise WouldWait where another process writes."""
-        self._patience.hurried = threading.get_ident()
+        """Have this thread raise WouldWait where another process writes, or the WAL is to be brought into the file."""
+        if self._owed:
+            raise WouldWait
+        self._patience.hurried = self._hasty = threading.get_ident()
         try:
             yield
         finally:
-            self._patience.hurried = None
+            self._patience.hurried = self._hasty = None
+
+    def _written(self, _: apsw.Connection, __: str, pages: int) -> int:
+        """Bring a WAL that has grown into the file, as SQLite itself would; one in a hurry leaves that to the next."""
+        self._owed = pages >= CHECKPOINT_PAGES
+        if self._owed and self._hasty != threading.get_ident():
+            with suppress(apsw.Error):  # it is committed; the next one tries again
+                self._apsw.wal_checkpoint()
+            self._owed = False
+        return apsw.SQLITE_OK
 
     @contextmanager
     def snapshot(self) -> Generator[None]:
@@ -105,6 +118,12 @@ class Database:
             yield
         finally:
             self._apsw.execute("COMMIT")
+
+    @contextmanager
+    def savepoint(self) -> Generator[None]:
+        """Undo what the block wrote, and nothing else of the transaction, if it raises."""
+        with self._apsw:
+            yield
 
     def commit(self) -> None:
         """Make the transaction durable."""

@@ -10,15 +10,20 @@ from postbus.errors import UnsafeStore
 from postbus.store.contract import Finding
 from postbus.store.sqlite.connection import Database, require_safe_sqlite
 
-__all__ = ["inspect"]
+__all__ = ["condition", "inspect"]
 
 LOW_SPACE: Final = 256 * 1024 * 1024
 ARCHIVE: Final = "postbus pipeline archive --lake DIR --older-than 30d"
 
 
+def condition(db: Database, path: Path) -> tuple[Finding, ...]:
+    """Return one finding for each check that need not read the file."""
+    return (_version(), _settings(db), _space(path))
+
+
 def inspect(db: Database, path: Path, *, deep: bool) -> tuple[Finding, ...]:
-    """Return one finding a check; `deep` reads every page of the file."""
-    return (_version(), _settings(db), _space(path), _pages(db, path, deep=deep))
+    """Return one finding a check; `deep` reads every index as well as every page of the file."""
+    return (*condition(db, path), _pages(db, path, deep=deep))
 
 
 def _version() -> Finding:

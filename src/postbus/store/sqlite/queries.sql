@@ -341,6 +341,10 @@ SELECT count(*) FROM events
 -- name: store_bytes
 SELECT page_count * page_size FROM pragma_page_count, pragma_page_size;
 
+-- name: names
+-- SQLite takes Events for events; tables, indexes and views share their names.
+SELECT lower(name) FROM sqlite_schema;
+
 -- name: free_pages
 PRAGMA freelist_count;
 
@@ -551,16 +555,20 @@ INSERT INTO deliveries (event_id, subscription, route, due_at, ready_at, created
 VALUES (?1, ?2, ?3, ?4, ?4, ?5, ?4, ?6) ON CONFLICT DO NOTHING RETURNING event_id;
 
 -- name: read_on
-SELECT id, uid, type, tags, key, title, description, payload, metadata, created_at, priority, max_retries, checksum
+SELECT id, uid, type, tags, key, title, description, payload, metadata, created_at, priority, max_retries, checksum,
+       (SELECT value FROM meta WHERE key = 'pruned_through')
   FROM events WHERE id > ? ORDER BY id LIMIT ?;
 
 -- name: lead
-SELECT position, log_id, holder, locked, held_until, crashes
+SELECT position, log_id, holder, locked, held_until, crashes, trying
   FROM checkpoints WHERE subscription = ? AND stream = 'events';
 
 -- name: take_lead
-UPDATE checkpoints SET epoch = ?, holder = ?, worker_id = ?, locked = ?, held_until = ?, crashes = ?
+UPDATE checkpoints SET epoch = ?, holder = ?, worker_id = ?, locked = ?, held_until = ?, crashes = ?, trying = NULL
  WHERE subscription = ?;
+
+-- name: announce
+UPDATE checkpoints SET trying = ? WHERE subscription = ? AND epoch = ?;
 
 -- name: keep_lead
 UPDATE checkpoints SET held_until = ? WHERE subscription = ? AND epoch = ?;
@@ -572,9 +580,10 @@ SELECT position FROM checkpoints WHERE subscription = ?;
 SELECT epoch FROM checkpoints WHERE subscription = ?;
 
 -- name: resign
--- What an earlier reader has stopped at stands until somebody gets further.
+-- What an earlier reader has stopped at stands until somebody gets further; started again, it is tried again.
 UPDATE checkpoints
    SET holder = NULL, locked = 0, held_until = NULL, stopped = coalesce(?1, stopped),
+       crashes = CASE WHEN ?1 IS NULL THEN crashes ELSE 0 END,
        stopped_before = CASE WHEN ?1 IS NULL THEN stopped_before ELSE ?2 END
  WHERE subscription = ?3 AND epoch = ?4;
 

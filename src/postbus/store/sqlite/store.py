@@ -2,8 +2,10 @@
 
 import hashlib
 import logging
+import os
+import re
 from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Final, TypeVar
@@ -11,7 +13,7 @@ from typing import Final, TypeVar
 import apsw
 
 from postbus.clock import Clock, to_micros
-from postbus.errors import Conflict, UnsafeStore
+from postbus.errors import Conflict, PostbusError, UnsafeStore
 from postbus.model import Event, Stream
 from postbus.observe import tell
 from postbus.payload import Draft
@@ -20,7 +22,7 @@ from postbus.store.committer import Committer
 from postbus.store.contract import Claim, Finding, Step, Transaction, Watch
 from postbus.store.following import Following, deposed
 from postbus.store.liveness import Liveness, lock
-from postbus.store.migrate import migrate
+from postbus.store.migrate import migrate, pending
 from postbus.store.queries import load_migrations
 from postbus.store.reading import Reading
 from postbus.store.records import decoding, moment
@@ -28,7 +30,7 @@ from postbus.store.session import Session
 from postbus.store.sql import Kind, SqlStore, Won, kind
 from postbus.store.sqlite.appending import Appending
 from postbus.store.sqlite.connection import SQLITE_ERRORS, Database, translate, translated
-from postbus.store.sqlite.inspection import inspect
+from postbus.store.sqlite.inspection import condition, inspect
 from postbus.store.sqlite.watch import FileWatch
 from postbus.store.staging import require_part, staged_row
 from postbus.store.transaction import CallersTransaction
@@ -38,6 +40,7 @@ __all__ = ["SqliteStore"]
 R = TypeVar("R")
 APPLICATION_ID: Final = int.from_bytes(b"post")
 """Set by the first migration: it tells our file from another program's."""
+CREATED: Final = re.compile(r"^CREATE TABLE (\w+)", re.MULTILINE)
 MAX_READERS: Final = 8
 MAX_REMEMBERED: Final = 1_000
 ENOUGH_FREE_PAGES: Final = 2_000
@@ -62,6 +65,8 @@ class SqliteStore(SqlStore):
         self._published = 0
         self._looked: dict[Kind, int] = {}
         """For each kind of claim: how often this process had published when it last found less than it asked for."""
+        if os.access(path, os.R_OK):
+            _look(path, auto_migrate=auto_migrate)
         self._database = Database(path, on_rollback=self._catalog.forget)
         self._committer = Committer(self._database)
         with translated(path):
@@ -107,7 +112,7 @@ class SqliteStore(SqlStore):
             with self._committer.exclusive() as db:
                 tx = CallersTransaction(
                     db,
-                    lambda drafts: Appending(self._session_anew(db)).append(drafts),
+                    lambda drafts: self._append_in(db, drafts),
                     lambda: self._leases(self._session_anew(db)),
                     lambda step: self._move_in(db, step),
                 )
@@ -119,10 +124,15 @@ class SqliteStore(SqlStore):
                         self._catalog.forget()
         except apsw.SQLError:
             raise  # a mistake in a statement of the caller's own
-        except SQLITE_ERRORS as error:
+        except apsw.Error as error:
             raise translate(self._path, error) from error
         if tx.touched:
             self._wake()
+
+    def _append_in(self, db: Database, drafts: Sequence[Draft]) -> list[Event]:
+        """Store events in the caller's transaction, all or none: it may go on after a refusal, and commit."""
+        with db.savepoint():
+            return Appending(self._session_anew(db)).append(drafts)
 
     def _session_anew(self, db: Database) -> Session:
         """Trust no memory: a savepoint of the caller's own may have taken back what was remembered."""
@@ -153,7 +163,7 @@ class SqliteStore(SqlStore):
         for key in {kind(each) for each in claims}:
             if self._looked.get(key, published) == published and (won := self._look_first(key)) is not None:
                 nothing[key] = won
-                self._looked[key] = published
+                self._remember(key, published)
         asked = [each for each in claims if kind(each) not in nothing]
         wons = iter(self._write(lambda session: self._taken(session, asked)) if asked else ())
         results: list[Won] = []
@@ -164,12 +174,12 @@ class SqliteStore(SqlStore):
                 self._remember(key, published if len(won.taken) < each.limit else -1)
             results.append(won)
         for key in {kind(each) for each, won in zip(claims, results, strict=True) if not won.taken} - nothing.keys():
-            with self._read() as session:
+            with suppress(PostbusError), self._read() as session:  # a hint: what was leased must not be lost over it
                 due = moment(Reading(session).next_due(session.catalog.select(*key)))
-            results = [
-                won._replace(next_due=due) if kind(each) == key and not won.taken else won
-                for each, won in zip(claims, results, strict=True)
-            ]
+                results = [
+                    won._replace(next_due=due) if kind(each) == key and not won.taken else won
+                    for each, won in zip(claims, results, strict=True)
+                ]
         return results
 
     def _look_first(self, key: Kind) -> Won | None:
@@ -251,6 +261,11 @@ class SqliteStore(SqlStore):
         with self._reader() as (db, _):
             return inspect(db, self._path, deep=deep)
 
+    def condition(self) -> tuple[Finding, ...]:
+        self._usable()
+        with self._reader() as (db, _):
+            return condition(db, self._path)
+
     def watch(self) -> Watch:
         watch = FileWatch(self._open_reader, self._unwatch)
         with self._lock:
@@ -327,6 +342,18 @@ class SqliteStore(SqlStore):
 
     def _open_reader(self) -> Database:
         return Database(self._path, readonly=True)
+
+
+def _look(path: Path, *, auto_migrate: bool) -> None:
+    """Raise what keeps a file from being used, before opening it to write makes it a WAL file: it may be another's."""
+    with closing(Database(path, readonly=True)) as db, translated(path), db.snapshot():
+        schema = _Schema(Committer(db), db)
+        wanted = {name for *_, sql in pending(schema) for name in CREATED.findall(sql)}
+        taken = sorted(wanted.intersection(name for (name,) in db.run("names")))
+        if taken and db.pragma("application_id") != APPLICATION_ID:
+            raise UnsafeStore(f"{path} has tables of another program ({', '.join(taken)}): choose another file")
+        if not auto_migrate:
+            migrate(schema, allowed=False)
 
 
 class _Schema:
