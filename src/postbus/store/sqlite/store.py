@@ -267,7 +267,7 @@ class SqliteStore(SqlStore):
             return condition(db, self._path)
 
     def watch(self) -> Watch:
-        watch = FileWatch(self._open_reader, self._unwatch)
+        watch = FileWatch(self._path, self._open_reader, self._unwatch)
         with self._lock:
             self._watches.append(watch)
         return watch

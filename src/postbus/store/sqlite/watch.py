@@ -1,8 +1,19 @@
-"""Notices that the file has changed, in this process or another, by SQLite's own change counter."""
+"""Notices that the file has changed, in this process or another, by SQLite's own change counter.
 
+Linux tells when the WAL is written to, so that there is something to look for. What was written counts a little later:
+when it is on the disk. So the first looks come soon, and ever more slowly then. A place where nothing is told, or a
+system without such news, is looked at again and again.
+"""
+
+import ctypes
+import os
+import select
+import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 from postbus.store.sqlite.connection import Database
@@ -10,49 +21,116 @@ from postbus.store.sqlite.connection import Database
 __all__ = ["FileWatch"]
 
 LOOK_EVERY: Final = 0.004
+LOOK_ANYWAY: Final = 0.05
+"""How often to look where changes are told: they might not be, on a drive that is not as local as it seems."""
+LOOK_SOON: Final = 0.0001
+SHORT: Final = 0.001
+"""What is shorter is slept through: `poll` counts in whole milliseconds."""
+IN_MODIFY: Final = 2
+A_PAGE: Final = 4_096
 
 
 class FileWatch:
     """A `Watch` on one file. `PRAGMA data_version` reads shared memory: a look costs microseconds, no disk."""
 
-    def __init__(self, open_reader: Callable[[], Database], on_close: Callable[["FileWatch"], None]) -> None:
+    def __init__(
+        self, path: Path, open_reader: Callable[[], Database], on_close: Callable[["FileWatch"], None]
+    ) -> None:
         """Look through a connection of its own."""
         self._db = open_reader()
         self._on_close = on_close
-        self._woken = threading.Event()
+        self._woken = self._closed = self._waiting = False
         self._lock = threading.Lock()
-        self._closed = False
         self._seen = self._version()
+        self._hear, self._call = os.pipe()
+        for end in (self._hear, self._call):
+            os.set_blocking(end, False)
+        self._written = _told_of_writes(Path(f"{path}-wal"))
+        """Where the system tells of them, if it does."""
+        self._stirred = 0.0
+        self._look = select.poll()
+        for end in (self._hear, self._written):
+            if end is not None:
+                self._look.register(end, select.POLLIN)
 
     def wait(self, timeout: float) -> bool:
         """Return True when something may have changed, False after `timeout` seconds."""
         deadline = time.monotonic() + timeout
-        while not self._changed():
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return False
-            self._woken.wait(min(LOOK_EVERY, left))
-        return True
+        with self._lock:
+            self._waiting = not self._closed
+        if not self._waiting:
+            time.sleep(min(timeout, LOOK_ANYWAY))
+            return False
+        try:
+            while not self._changed():
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                self._doze(left)
+            return True
+        finally:
+            with self._lock:
+                self._waiting = False
+                if self._closed:
+                    self._let_go()
+
+    def _doze(self, left: float) -> None:
+        """Sleep until it is time to look: soon after something was written, late if nothing was."""
+        since = time.monotonic() - self._stirred
+        most = LOOK_EVERY if self._written is None else LOOK_ANYWAY
+        pause = min(max(since / 2, LOOK_SOON), most, left)
+        if pause < SHORT:
+            time.sleep(pause)
+        for end, _ in self._look.poll(0 if pause < SHORT else pause * 1000):
+            with suppress(BlockingIOError):
+                os.read(end, A_PAGE)
+            if end == self._written:
+                self._stirred = time.monotonic()
 
     def wake(self) -> None:
         """Make `wait` return at once."""
-        self._woken.set()
+        with self._lock:
+            if self._waiting and not self._woken:
+                with suppress(BlockingIOError):  # full: so it will be heard
+                    os.write(self._call, b".")
+            self._woken = True
 
     def close(self) -> None:
         """Close the connection; a `wait` in another thread returns."""
         self._on_close(self)
+        self.wake()
         with self._lock:
             if not self._closed:
                 self._closed = True
                 self._db.close()
-        self._woken.set()
+                if not self._waiting:
+                    self._let_go()
+
+    def _let_go(self) -> None:
+        for end in (self._hear, self._call, self._written):
+            if end is not None:
+                os.close(end)
 
     def _changed(self) -> bool:
         seen, self._seen = self._seen, self._version()
-        woken = self._woken.is_set()
-        self._woken.clear()
+        with self._lock:
+            woken, self._woken = self._woken, False
         return woken or seen != self._seen
 
     def _version(self) -> int:
         with self._lock:
             return -1 if self._closed else self._db.value("data_version")
+
+
+def _told_of_writes(path: Path) -> int | None:
+    """Return where Linux tells that a file is written to; nothing where it does not."""
+    if sys.platform != "linux":
+        return None
+    system = ctypes.CDLL(None)
+    file: int = system.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+    if file < 0:  # there are many already: 128 for all processes of a user, if nothing else is set
+        return None
+    if system.inotify_add_watch(file, os.fsencode(path), IN_MODIFY) < 0:
+        os.close(file)
+        return None
+    return file
