@@ -314,11 +314,17 @@ def test_a_publish_can_wait_for_followers(bus: EventBus, *, with_queue: bool):
 
 def test_a_publish_waits_no_longer_than_it_was_told_to(bus: EventBus):
     """The event stays published (S1.2)."""
-    gate = threading.Event()
-    bus.follow("s")(lambda _: gate.wait(LONG))
+    entered, gate = threading.Event(), threading.Event()
+
+    @bus.follow("s")
+    def handle(_: Event) -> None:
+        entered.set()
+        gate.wait(LONG)
+
     with bus:
         with pytest.raises(TimeoutError, match="stays published"):
             bus.publish("a", wait=True, timeout=0.05)
+        assert entered.wait(LONG)
         gate.set()
     assert stand_after(bus) == 1
 

@@ -121,7 +121,9 @@ class Proxy:
             case Cut.BEFORE:
                 link.close()
             case Cut.DURING:
-                link.upstream.sendall(data + link.rest())
+                whole = data + link.rest()
+                link.cut = self._fired.set  # before the server has it, which may be quicker than we are
+                link.upstream.sendall(whole)
                 link.close()
             case Cut.AFTER:
                 link.cut = self._fired.set  # by the server's answer; more of the request may be to come before it
