@@ -13,7 +13,17 @@ from postbus.store.postgres.connection import Database, array
 from postbus.store.records import due_micros, event_from_draft
 from postbus.store.session import Row
 
-__all__ = ["Stored", "append", "append_all", "append_here", "arguments", "events", "stage"]
+__all__ = [
+    "Stored",
+    "append",
+    "append_all",
+    "append_here",
+    "append_lone",
+    "arguments",
+    "events",
+    "lone",
+    "stage",
+]
 
 COPY_FROM: Final = 100
 """From how many events on COPY is faster than one statement with everything in it."""
@@ -30,6 +40,22 @@ _NULL: Final = "\\N"
 _OPTIONAL: Final = ("key", "title", "description", "max_retries")
 Stored = list[Row]
 """For each event: its id, whether it is new, and the moment it was stored."""
+
+
+def lone(batches: Sequence[Sequence[Draft]]) -> Draft | None:
+    """Return what is to be stored if that is one event, for which nothing needs to be looked up."""
+    only = batches[0][0] if len(batches) == 1 and len(batches[0]) == 1 else None
+    return only if only is not None and _is_plain(only) else None
+
+
+def append_lone(db: Database, draft: Draft, *, tell: bool) -> Event:
+    """Store such an event, and have a notice of it follow in the same go if that is wanted."""
+    probe("committing")
+    notice = [("notify", ())] if tell else []
+    event_id, _, at = db.ready().run_at_once(("append_one", _parameters(draft)), *notice)
+    assert event_id is not None  # noqa: S101  the function returns both, always
+    assert at is not None  # noqa: S101
+    return _event(draft, int(event_id), int(at))
 
 
 def append_all(db: Database, batches: Sequence[Sequence[Draft]], schema: str) -> list[list[Event | int]]:

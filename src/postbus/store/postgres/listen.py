@@ -86,7 +86,11 @@ class Listener:
         for end in (connection.fileno(), self._closing[0]):
             look.register(end, select.POLLIN)
         look.poll(WAIT * 1000)
-        return any(True for _ in connection.notifies(timeout=0))
+        connection.pgconn.consume_input()
+        heard = False
+        while connection.pgconn.notifies() is not None:
+            heard = True
+        return heard
 
     def _listen(self) -> psycopg.Connection[Row]:
         connection = self._address.connect()
@@ -123,23 +127,39 @@ class Notifier:
         self._shown = address.shown
         self._busy = threading.Lock()
         self._wanted = False
+        self._pace = threading.Lock()
         self._next = 0.0
         """When the next notice is due at an even pace; a few may run ahead of it."""
         self._loop = Loop("notify", self._turn)
         self._loop.start()
+
+    def turn(self) -> bool:
+        """Return whether one more notice may be sent now; whoever asked is to send it, then."""
+        with self._pace:
+            now = time.monotonic()
+            if self._next > now + BURST * APART:
+                return False
+            self._next = max(self._next, now) + APART
+            return True
 
     def tell(self, on: Database | None = None) -> None:
         """Have the others look; say so `on` a connection that has just been used, if there is one.
 
         Its process in the server is awake then. Waking another one takes longer than the notice itself.
         """
-        if self._next <= time.monotonic() + BURST * APART and self._busy.acquire(blocking=False):
-            try:
-                with suppress(psycopg.Error, StoreUnavailable):  # they poll, too
-                    self._send(on or self._db)
-            finally:
-                self._busy.release()
-        elif not self._wanted:
+        if not self.turn():
+            self.tell_soon()
+            return
+        with suppress(psycopg.Error, StoreUnavailable):  # they poll, too
+            if on is not None:
+                on.ready().run("notify")
+                return
+            with self._busy:
+                self._db.ready().run("notify")
+
+    def tell_soon(self) -> None:
+        """Have the others look a moment later; what was committed before this call is told by then."""
+        if not self._wanted:
             self._wanted = True
             self._loop.wake()
 
@@ -149,12 +169,10 @@ class Notifier:
         time.sleep(max(0.0, self._next - time.monotonic()))
         with self._busy, translated(self._shown):
             self._wanted = False
-            self._send(self._db)
+            with self._pace:
+                self._next = max(self._next, time.monotonic()) + APART
+            self._db.ready().run("notify")
         return IDLE
-
-    def _send(self, db: Database) -> None:
-        self._next = max(self._next, time.monotonic()) + APART
-        db.ready().run("notify")
 
     def close(self) -> None:
         """Tell nothing more."""

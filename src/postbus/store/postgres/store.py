@@ -180,9 +180,17 @@ class PostgresStore(SqlStore):
         return self._filled(drafts, stored)
 
     def _append_all(self, db: Database, batches: list[Sequence[Draft]]) -> list[Any]:
+        notifier = self._notifying()
+        if (lone := appending.lone(batches)) is not None and not self._address.pooled:
+            told = notifier is not None and notifier.turn()
+            stored: list[Any] = [[appending.append_lone(db, lone, tell=told)]]
+            if notifier is not None and not told:
+                notifier.tell_soon()
+            return stored
         stored = appending.append_all(db, batches, self._address.schema)
         with suppress(Exception):  # it is stored: whoever is told that it failed would have it stored again
-            self._tell(db)
+            if notifier is not None:
+                notifier.tell(db)
         return stored
 
     def _filled(self, drafts: Sequence[Draft], stored: list[Event | int]) -> list[Event]:
@@ -383,15 +391,15 @@ class PostgresStore(SqlStore):
 
     def _wake(self) -> None:
         self._ring()
-        self._tell()
+        if (notifier := self._notifying()) is not None:
+            notifier.tell()
 
-    def _tell(self, on: Database | None = None) -> None:
-        """Wake other processes; `on` a connection that is at hand, if there is one."""
-        if self._listens:
-            if self._notifier is None:
-                with self._lock:
-                    self._notifier = self._notifier or Notifier(self._address)
-            self._notifier.tell(on)
+    def _notifying(self) -> Notifier | None:
+        """Return what wakes other processes, if they are to be; nothing if no thread can be had: they poll, too."""
+        if self._listens and self._notifier is None:
+            with self._lock, suppress(RuntimeError):
+                self._notifier = self._notifier or Notifier(self._address)
+        return self._notifier
 
     def stats(self) -> Stats:
         found = super().stats()
