@@ -52,10 +52,8 @@ def append_lone(db: Database, draft: Draft, *, tell: bool) -> Event:
     """Store such an event, and have a notice of it follow in the same go if that is wanted."""
     probe("committing")
     notice = [("notify", ())] if tell else []
-    event_id, _, at = db.ready().run_at_once(("append_one", _parameters(draft)), *notice)
-    assert event_id is not None  # noqa: S101  the function returns both, always
-    assert at is not None  # noqa: S101
-    return _event(draft, int(event_id), int(at))
+    ((event_id, _, at),) = db.ready().run_at_once(("append_one", _parameters(draft)), *notice)
+    return _event(draft, event_id, at)
 
 
 def append_all(db: Database, batches: Sequence[Sequence[Draft]], schema: str) -> list[list[Event | int]]:

@@ -14,6 +14,7 @@ from urllib.parse import SplitResult, parse_qsl, quote, urlencode, urlsplit
 
 import psycopg
 from psycopg import conninfo, errors, pq
+from psycopg.adapt import Transformer
 from psycopg.types.numeric import Int8BinaryDumper
 
 from postbus.errors import (
@@ -287,11 +288,11 @@ class Database:
 
     rows = run
 
-    def run_at_once(self, *asked: tuple[str, Sequence[str | int | None]]) -> list[bytes | None]:
-        """Run named queries that each commit themselves, sent in one go; return the one row of the first, as text.
+    def run_at_once(self, *asked: tuple[str, Sequence[str | int | None]]) -> list[Row]:
+        """Run named queries outside any transaction, sent in one go; return the rows of the first.
 
         Past psycopg's cursors, which take a good part of the time of a short statement. What comes behind the first
-        is run whatever becomes of that, and its own failure is nobody's.
+        is run whatever becomes of that, and its own failure is nobody's. Not behind a pooler.
         """
         connection = self._open()
         names = [self._prepare(connection, name) for name, _ in asked]
@@ -302,7 +303,9 @@ class Database:
             raise
         if first.status != pq.ExecStatus.TUPLES_OK:
             raise errors.error_from_result(first, connection.info.encoding)
-        return [first.get_value(0, column) for column in range(first.nfields)]
+        rows = Transformer(connection)
+        rows.set_pgresult(first)
+        return rows.load_rows(0, first.ntuples, tuple)
 
     def _prepare(self, connection: psycopg.Connection[Row], name: str) -> bytes:
         own = f"postbus_{name}".encode()

@@ -4,6 +4,10 @@
 -- was being tried can have been the end of whoever tried it.
 ALTER TABLE postbus.checkpoints ADD COLUMN trying bigint;
 
+-- Locks are looked up when the statement runs, whatever this says of it; but a query is put into its caller's plan, instead
+-- of being planned anew at each call, only if it is not called volatile.
+ALTER FUNCTION postbus.pins(text) STABLE;
+
 -- A standby shows no pins, and a sequence that is ahead of what was committed: there, nobody can tell how far to read.
 CREATE OR REPLACE FUNCTION postbus.head(stream text) RETURNS bigint
     LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
