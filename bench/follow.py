@@ -52,8 +52,6 @@ PEER_CHUNK: Final = 500
 """At 5,000 events in one insert, the peer's pipeline and the server wait for each other for ever."""
 WARM_UP: Final = 20
 PER_SECOND: Final = 20
-LOOK_EVERY: Final = 0.004
-"""How often the peer's file is looked at: as often as postbus looks at its own."""
 FULL, NORMAL = 2, 1
 
 
@@ -204,15 +202,15 @@ def peer_tracked(count: int, durable: bool) -> dict[str, float]:  # noqa: FBT001
     return {"rate": count / took}
 
 
-def peer_live(count: int, functions: bool = False) -> dict[str, float]:  # noqa: FBT001, FBT002  it arrives as JSON
+def peer_live(count: int, functions: bool = False, every: float = 0.0) -> dict[str, float]:  # noqa: FBT001, FBT002
     """Return quantiles of the time from the call that inserts, in another process, to having the event.
 
-    On PostgreSQL it comes by `subscribe`; there is none on SQLite, so the file is asked again and again there.
+    On PostgreSQL it comes by `subscribe`; there is none on SQLite, so the file is asked there, `every` so many seconds.
     """
     recorder = _recorder(functions=functions)
     lapse = _Lapse(count)
 
-    with recorder.subscribe(gt=0) if IS_POSTGRES else nullcontext(_polled(recorder)) as notifications:
+    with recorder.subscribe(gt=0) if IS_POSTGRES else nullcontext(_polled(recorder, every)) as notifications:
 
         def follow() -> None:
             for notification in notifications:
@@ -276,13 +274,13 @@ def _stored(payload: dict[str, Any]) -> StoredEvent:
     return StoredEvent(uuid4(), 1, load.TYPE, orjson.dumps(payload))
 
 
-def _polled(recorder: Any) -> Iterator[Any]:
+def _polled(recorder: Any, every: float) -> Iterator[Any]:
     last = 0
     while True:
         for notification in recorder.select_notifications(last, BATCH, inclusive_of_start=False):
             last = notification.id
             yield notification
-        time.sleep(LOOK_EVERY)
+        time.sleep(every)
 
 
 # ── ──────────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -13,6 +13,7 @@ TX: Final = "postbus, tx"
 UNHURRIED: Final = "eventsourcing, not waiting for the disk"
 FUNCTIONS: Final = "eventsourcing, functions in the database"
 POLLED: Final = "eventsourcing, asked every 4 ms"
+OFTEN: Final = "eventsourcing, asked every 1 ms"
 PREFIX: Final[dict[Store, str]] = {"sqlite": "", "postgres": "pg-"}
 PLACE: Final[dict[Store, str]] = {"sqlite": "SQLite", "postgres": "PostgreSQL"}
 
@@ -102,21 +103,25 @@ def _memory(store: Store, count: int) -> Measure:
 
 def _live(store: Store, count: int, rounds: int) -> Measure:
     peers = {
-        "sqlite": {POLLED: Call("bench.follow:peer_live", {"count": count})},
+        "sqlite": {POLLED: Call("bench.follow:peer_live", {"count": count, "every": 0.004})},
         "postgres": {
             PEER: Call("bench.follow:peer_live", {"count": count}),
             FUNCTIONS: Call("bench.follow:peer_live", {"count": count, "functions": True}),
         },
     }[store]
     bars = {"p50": None, "p99": 1.0}
+    often = {OFTEN: Call("bench.follow:peer_live", {"count": count, "every": 0.001})} if store == "sqlite" else {}
     return Measure(
         f"{PREFIX[store]}follow-live",
         f"From the call that publishes, in another process, to the follower's handler on {PLACE[store]}, 20 a second",
         "ms",
-        {OURS: Call("bench.follow:live", {"count": count}), **peers},
+        {OURS: Call("bench.follow:live", {"count": count}), **peers, **often},
         [
-            Bar(f"{name} against the best peer", quotient(OURS, *peers, figure=name, best=min), limit)
-            for name, limit in bars.items()
+            *(
+                Bar(f"{name} against the best peer", quotient(OURS, *peers, figure=name, best=min), limit)
+                for name, limit in bars.items()
+            ),
+            *(Bar("p99 against one that asks and asks", quotient(OURS, each, figure="p99"), None) for each in often),
         ],
         most_rounds=rounds,
         store=store,

@@ -11,11 +11,12 @@ import psycopg
 import pytest
 
 from postbus.errors import LeaseLost, NotFound, StoreUnavailable
-from postbus.model import Delivery, Lease
+from postbus.model import Delivery, Done, Lease
+from postbus.pattern import Interest
 from postbus.payload import draft
 from postbus.retry import RetryPolicy
 from postbus.store import Store, open_store
-from postbus.store.contract import Claim, Report, Reported, Settled
+from postbus.store.contract import Claim, Report, Reported, Settled, Settlement
 from postbus.store.postgres import store as module
 from postbus.store.postgres.connection import Database
 from postbus.torture.proxy import Cut, Proxy
@@ -317,6 +318,44 @@ def test_a_success_after_the_lease_ran_out_is_accepted_while_nobody_has_it(op: O
 
 
 # ── connections that break ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_what_the_server_has_forgotten_is_prepared_anew(op: Operator, begun: list[None]):
+    """After a rollback psycopg has it forget every statement: publishing, reading, reporting go on, once each (I1)."""
+    store = op.store
+    for each in (store._publisher, store._claimer, store._settler):  # type: ignore[attr-defined]
+        with each.hold() as db:
+            db.ready().execute("DEALLOCATE ALL")
+    begun.clear()
+    before = store.read_on(0, 100, (Interest("*"),)).reached
+    store.publish([draft({"type": "a"})])
+    with store._connection() as (db, _):  # type: ignore[attr-defined]
+        db.execute("DEALLOCATE ALL")
+    assert [each.id for each in store.read_on(before, 100, (Interest("*"),)).events] == [before + 1]
+    (told,) = store.report([success(op.take(worker=ME))])
+    assert isinstance(told, Reported)
+    assert begun == []
+
+
+def test_forgotten_in_a_transaction_they_are_tried_again_apart(op: Operator):
+    """A group that fails for it is undone, and each of it is run alone: both end, once (I8)."""
+    one, two = op.take(), op.take()
+    store = op.store
+    with store._settler.hold() as db:  # type: ignore[attr-defined]
+        db.ready().run_plain("finish_all", ("{}", "{}", "{}", "{}", "{}", "{}", None))
+        db.execute("DEALLOCATE ALL")
+
+        def settle(delivery: Delivery) -> None:
+            store.settle([Settlement(delivery.lease, Done(), "w")])
+
+        threads = [threading.Thread(target=settle, args=(each,)) for each in (one, two)]
+        for thread in threads:
+            thread.start()
+        while len(store._settler._waiting) < 2:  # type: ignore[attr-defined]
+            threading.Event().wait(0.01)
+    for thread in threads:
+        thread.join(30)
+    assert [op.actions(each.event.id)[-2:] for each in (one, two)] == [["PICKED", "COMPLETED"]] * 2
 
 
 @pytest.fixture

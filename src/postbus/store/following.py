@@ -285,14 +285,11 @@ class Followed(ABC):
             raise deposed(step.subscription)
 
     def read_on(self, after: int, limit: int, interests: tuple[Interest, ...]) -> Ahead:
-        rows = self._ahead(after, limit)
+        with self._glance() as db:
+            rows = db.run_plain("read_on", (after, limit))
         events, damaged = followed_events(rows, _wanting(interests))
         reached, pruned = (rows[-1][0], int(rows[0][13])) if rows else (after, 0)
         return Ahead(events, damaged, reached, len(rows) == limit, pruned)
-
-    def _ahead(self, after: int, limit: int) -> list[Row]:
-        with self._glance() as db:
-            return db.run("read_on", (after, limit))
 
     def standing(self, name: str) -> list[tuple[int, str | None, State]]:
         with self._read() as session:

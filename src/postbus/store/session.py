@@ -18,6 +18,10 @@ class Database(Protocol):
         """Run a named query and return its rows."""
         ...
 
+    def run_plain(self, name: str, parameters: Sequence[str | int | None]) -> list[Row]:
+        """Run a named query that takes texts and numbers, by whichever way is fastest here."""
+        ...
+
     def rows(self, name: str, parameters: Sequence[Any] = ()) -> Sequence[Row]:
         """Run a named query for a whole batch and return its rows, by whichever way is fastest here."""
         ...

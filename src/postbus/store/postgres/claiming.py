@@ -44,7 +44,7 @@ def claim_at_once(db: Database, catalog: Remembered, marks: Marks, source: int, 
         return []
     leases = [(own.lease or each.lease) // _MICROS for each in claims]
     slots = [(each, lease) for each, lease in zip(claims, leases, strict=True) for _ in range(each.limit)]
-    rows = db.run(
+    rows = db.run_plain(
         "claim_at_once",
         (
             catalog.version,

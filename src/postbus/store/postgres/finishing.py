@@ -40,7 +40,7 @@ def finish(db: Database, done: Iterable[Settlement], now: int | None = None) -> 
     In order of ids, so that two batches never wait crosswise.
     """
     batch = sorted(done, key=lambda told: told.lease)
-    rows = db.run(
+    rows = db.run_plain(
         "finish_all",
         (
             array(told.lease.event_id for told in batch),

@@ -359,12 +359,6 @@ class PostgresStore(SqlStore):
         with self._connection() as (db, _), decoding(), db.settled():
             yield db
 
-    def _ahead(self, after: int, limit: int) -> list[Row]:
-        if self._address.pooled:
-            return super()._ahead(after, limit)
-        with self._glance() as db:
-            return db.run_at_once(("read_on", (after, limit)))
-
     def _move_lightly(self, step: Step) -> bool:
         with self._connection() as (db, _):
             if step.caught_up:

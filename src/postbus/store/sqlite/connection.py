@@ -151,6 +151,8 @@ class Database:
         """Run a named query and return its rows."""
         return self._apsw.execute(SQL[name], parameters).fetchall()
 
+    run_plain = run
+
     def iterate(self, name: str, parameters: Sequence[Any] = ()) -> Iterator[Row]:
         """Run a named query, stepping only as far as the caller goes."""
         return self._apsw.execute(SQL[name], parameters)
