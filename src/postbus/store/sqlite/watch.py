@@ -1,8 +1,8 @@
 """Notices that the file has changed, in this process or another, by SQLite's own change counter.
 
 Linux tells when the WAL is written to, so that there is something to look for. What was written counts a little later:
-when it is on the disk. So the first looks come soon, and ever more slowly then. A place where nothing is told, or a
-system without such news, is looked at again and again.
+when it is on the disk. So the first looks come soon, then every millisecond, however much is being written, until a
+moment after the last write. A place where nothing is told, or a system without such news, is looked at again and again.
 """
 
 import ctypes
@@ -24,8 +24,10 @@ LOOK_EVERY: Final = 0.004
 LOOK_ANYWAY: Final = 0.05
 """How often to look where changes are told: they might not be, on a drive that is not as local as it seems."""
 LOOK_SOON: Final = 0.0001
+SETTLED: Final = 0.02
+"""After so long without a write none is expected to count any more: if one does, it is seen a little later."""
 SHORT: Final = 0.001
-"""What is shorter is slept through: `poll` counts in whole milliseconds."""
+"""How often to look while something is being written; what is shorter is slept through, for `poll` counts in these."""
 IN_MODIFY: Final = 2
 A_PAGE: Final = 4_096
 
@@ -47,11 +49,14 @@ class FileWatch:
             os.set_blocking(end, False)
         self._written = _told_of_writes(Path(f"{path}-wal"))
         """Where the system tells of them, if it does."""
-        self._stirred = 0.0
-        self._look = select.poll()
-        for end in (self._hear, self._written):
-            if end is not None:
-                self._look.register(end, select.POLLIN)
+        self._written_at = 0.0
+        self._began: float | None = None
+        """Since when something is being written that may count soon."""
+        self._hearing, self._look = select.poll(), select.poll()
+        for each in (self._hearing, self._look):
+            each.register(self._hear, select.POLLIN)
+        if self._written is not None:
+            self._look.register(self._written, select.POLLIN)
 
     def wait(self, timeout: float) -> bool:
         """Return True when something may have changed, False after `timeout` seconds."""
@@ -75,17 +80,17 @@ class FileWatch:
                     self._let_go()
 
     def _doze(self, left: float) -> None:
-        """Sleep until it is time to look: soon after something was written, late if nothing was."""
-        since = time.monotonic() - self._stirred
-        most = LOOK_EVERY if self._written is None else LOOK_ANYWAY
-        pause = min(max(since / 2, LOOK_SOON), most, left)
+        """Sleep until it is time to look: soon while something is being written, else late, or when something is."""
+        now = time.monotonic()
+        if self._began is not None:
+            look, pause = self._hearing, min(max((now - self._began) / 2, LOOK_SOON), SHORT, left)
+        else:
+            most = LOOK_EVERY if self._written is None else LOOK_ANYWAY
+            look, pause = self._look, min(max((now - self._written_at) / 2, SHORT), most, left)
         if pause < SHORT:
             time.sleep(pause)
-        for end, _ in self._look.poll(0 if pause < SHORT else pause * 1000):
-            with suppress(BlockingIOError):
-                os.read(end, A_PAGE)
-            if end == self._written:
-                self._stirred = time.monotonic()
+        if any(end == self._hear for end, _ in look.poll(0 if pause < SHORT else pause * 1000)):
+            os.read(self._hear, A_PAGE)
 
     def wake(self) -> None:
         """Make `wait` return at once."""
@@ -112,10 +117,27 @@ class FileWatch:
                 os.close(end)
 
     def _changed(self) -> bool:
+        written = self._was_written()
         seen, self._seen = self._seen, self._version()
+        if seen != self._seen:  # that was it, unless something more has come
+            self._began = time.monotonic() if written else None
         with self._lock:
             woken, self._woken = self._woken, False
         return woken or seen != self._seen
+
+    def _was_written(self) -> bool:
+        """Return whether the file was written to since the last look; note since when it is being written to."""
+        now = time.monotonic()
+        told = False
+        if self._written is not None:
+            with suppress(BlockingIOError):
+                told = bool(os.read(self._written, A_PAGE))
+        if told:
+            self._written_at = now
+            self._began = self._began or now
+        elif now - self._written_at > SETTLED:
+            self._began = None
+        return told
 
     def _version(self) -> int:
         with self._lock:
