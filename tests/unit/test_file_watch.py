@@ -43,7 +43,7 @@ def test_a_commit_is_told_and_need_not_be_looked_for(tmp_path, crew: Crew, monke
             pass
     looks = []
     monkeypatch.setattr(watch, "_changed", lambda: bool(looks.append(1)))
-    watch._written_at -= FOREVER
+    monkeypatch.setattr(watch, "_written_at", -FOREVER)
     assert watch.wait(0.2) is False
     assert len(looks) <= 2
     one.close()
