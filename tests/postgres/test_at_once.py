@@ -337,25 +337,42 @@ def test_what_the_server_has_forgotten_is_prepared_anew(op: Operator, begun: lis
     assert begun == []
 
 
-def test_forgotten_in_a_transaction_they_are_tried_again_apart(op: Operator):
-    """A group that fails for it is undone, and each of it is run alone: both end, once (I8)."""
-    one, two = op.take(), op.take()
-    store = op.store
-    with store._settler.hold() as db:  # type: ignore[attr-defined]
-        db.ready().run_plain("finish_all", ("{}", "{}", "{}", "{}", "{}", "{}", None))
-        db.execute("DEALLOCATE ALL")
+def test_forgotten_in_a_transaction_they_do_not_spoil_it(op: Operator):
+    """A handler's transaction that drops a table, or comes after one that was undone, settles its event (I8)."""
+    for _ in range(3):
+        delivery = op.take()
+        with pytest.raises(psycopg.errors.DivisionByZero), op.store.transaction() as tx:
+            tx.execute("SELECT 1 / 0")
+        with op.store.transaction() as tx:
+            tx.execute("DROP TABLE IF EXISTS nothing")
+            tx.settle(Settlement(delivery.lease, Done(), "w"))
+        assert op.actions(delivery.event.id)[-1] == "COMPLETED"
 
-        def settle(delivery: Delivery) -> None:
-            store.settle([Settlement(delivery.lease, Done(), "w")])
 
-        threads = [threading.Thread(target=settle, args=(each,)) for each in (one, two)]
-        for thread in threads:
-            thread.start()
-        while len(store._settler._waiting) < 2:  # type: ignore[attr-defined]
-            threading.Event().wait(0.01)
-    for thread in threads:
-        thread.join(30)
-    assert [op.actions(each.event.id)[-2:] for each in (one, two)] == [["PICKED", "COMPLETED"]] * 2
+def test_a_publish_that_was_answered_is_told_as_that_though_its_notice_was_not(op: Operator):
+    """Told that it failed, its publisher would store the event once more (I1)."""
+    with op.store._publisher.hold() as db:  # type: ignore[attr-defined]
+        db._sql = {**db._sql, "notify": "SELECT pg_terminate_backend(pg_backend_pid())"}
+        db.close()
+    for _ in range(3):
+        (event,) = op.store.publish([draft({"type": "b", "payload": 7})])
+        assert op.store.get(event.id, "default") is not None
+    assert len(op.store.read_on(0, 100, (Interest("b"),)).events) == 3
+
+
+def test_a_commit_that_fails_is_no_publish_though_its_rows_came_before(op: Operator, site: Site):
+    """The server tells a statement's rows before it has tried to commit them (I1)."""
+    with psycopg.connect(site.url, autocommit=True) as outside:
+        outside.execute(
+            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''no''; END'"
+        )
+        outside.execute(
+            "CREATE CONSTRAINT TRIGGER late AFTER INSERT ON postbus.events DEFERRABLE INITIALLY DEFERRED"
+            " FOR EACH ROW EXECUTE FUNCTION refuse()"
+        )
+    with pytest.raises(psycopg.errors.RaiseException, match="no"):
+        op.store.publish([draft({"type": "b"})])
+    assert op.store.read_on(0, 100, (Interest("b"),)).events == []
 
 
 @pytest.fixture

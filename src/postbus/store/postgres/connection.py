@@ -172,7 +172,7 @@ class Database:
         self._on_rollback = on_rollback
         self._connection: psycopg.Connection[Row] | None = None
         self._prepared: dict[str, bytes] = {}
-        """What `run_at_once` has prepared. After a rollback, and after DROP, psycopg has the server forget it all."""
+        """What `run_at_once` has prepared, and under which name."""
         local = "".join(f"; SET LOCAL {name} = '{value}'" for name, value in {**PLANNER, **LIMITS}.items())
         self._settings = local if address.pooled else ""
 
@@ -246,7 +246,6 @@ class Database:
     def rollback(self) -> None:
         """Undo the transaction, if one is open."""
         self._on_rollback()
-        self._prepared.clear()
         if self._connection is not None and not self._connection.closed:
             with suppress(psycopg.Error):
                 if not self.idle:
@@ -296,20 +295,22 @@ class Database:
 
     def run_plain(self, name: str, parameters: Sequence[Plain]) -> list[Row]:
         """Run a named query that takes texts and numbers, and return its rows, the fastest way."""
-        return self.run(name, parameters) if self._address.pooled else self.run_at_once((name, parameters))
+        straight = self.idle and not self._address.pooled
+        return self.run_at_once((name, parameters)) if straight else self.run(name, parameters)
 
     def run_at_once(self, *asked: tuple[str, Sequence[Plain]]) -> list[Row]:
-        """Run named queries, sent in one go; return the rows of the first.
+        """Run named queries, each a transaction of its own, sent in one go; return the rows of the first.
 
         Past psycopg's cursors, which take a good part of the time of a short statement. What comes behind the first
         is run whatever becomes of that, and its own failure is nobody's. Not behind a pooler: they stay prepared.
+        Nor within a transaction: after a rollback, or DROP, psycopg may have the server forget every prepared
+        statement, ours too, and what would be repeated here could not be repeated there.
         """
         connection = self._open()
         first = self._asked_at_once(connection, asked)
         if first.status == pq.ExecStatus.FATAL_ERROR and first.error_field(pq.DiagnosticField.SQLSTATE) == FORGOTTEN:
             self._prepared.clear()
-            if self.idle:  # in a transaction it would be refused; whoever tries that again comes here anew
-                first = self._asked_at_once(connection, asked)
+            first = self._asked_at_once(connection, asked)
         if first.status != pq.ExecStatus.TUPLES_OK:
             raise _failure(connection, first)
         rows = Transformer(connection)
@@ -327,7 +328,7 @@ class Database:
             raise
 
     def _prepare(self, connection: psycopg.Connection[Row], name: str) -> bytes:
-        """Return the name under which the server has a query prepared: a new one each time, an old one may be there."""
+        """Return the name under which the server has a query prepared."""
         if name not in self._prepared:
             self._prepared[name] = own = f"postbus_{name}_{next(_names)}".encode()
             told = connection.pgconn.prepare(own, self._sql[name].encode())
@@ -338,7 +339,6 @@ class Database:
 
     def run_own(self, sql: str, parameters: Any = ()) -> list[Row]:
         """Run a statement of the caller's own, with psycopg's `%s`, and return its rows."""
-        self._prepared.clear()
         cursor = psycopg.Cursor(self._open()).execute(cast("LiteralString", sql), parameters or None)
         return _fetched(cursor)
 
@@ -422,7 +422,7 @@ def _failure(connection: psycopg.Connection[Row], result: pq.abc.PGresult) -> ps
 def at_once(
     connection: psycopg.Connection[Row], asked: Sequence[tuple[bytes, Sequence[Plain]]]
 ) -> list[pq.abc.PGresult]:
-    """Send prepared statements in one go, each a transaction of its own unless one is open; return their results."""
+    """Send prepared statements in one go, each a transaction of its own; return what they led to, or the first."""
     server = connection.pgconn
     server.enter_pipeline_mode()
     for name, values in asked:
@@ -435,8 +435,22 @@ def at_once(
         server.consume_input()
     look.modify(server.socket, select.POLLIN)
     results: list[pq.abc.PGresult] = []
-    synced = 0
-    while synced < len(asked):
+    try:
+        while len(results) < len(asked):
+            results.append(_result(server, look))
+    except psycopg.OperationalError:
+        if not results:
+            raise
+        connection.close()  # lost behind the first, which is done and has been answered
+        return results
+    server.exit_pipeline_mode()
+    return results
+
+
+def _result(server: pq.abc.PGconn, look: select.poll) -> pq.abc.PGresult:
+    """Return what the next statement of a pipeline led to, once it is committed: rows come before that is tried."""
+    found: pq.abc.PGresult | None = None
+    while True:
         if server.is_busy():
             look.poll()
             server.consume_input()
@@ -444,11 +458,10 @@ def at_once(
             if server.status != pq.ConnStatus.OK:
                 raise psycopg.OperationalError("the connection was lost")
         elif result.status == pq.ExecStatus.PIPELINE_SYNC:
-            synced += 1
-        else:
-            results.append(result)
-    server.exit_pipeline_mode()
-    return results
+            assert found is not None  # noqa: S101  every statement leads to something
+            return found
+        elif found is None or found.status != pq.ExecStatus.FATAL_ERROR:
+            found = result
 
 
 @contextmanager

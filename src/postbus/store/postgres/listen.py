@@ -94,6 +94,7 @@ class Listener:
 
     def _listen(self) -> psycopg.Connection[Row]:
         connection = self._address.connect()
+        connection.add_notify_handler(lambda _: self._ring())  # for those that come while something else is asked
         connection.execute(cast("LiteralString", f"LISTEN {self._address.schema}"))
         self._probed = time.monotonic()
         return connection
