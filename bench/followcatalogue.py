@@ -103,25 +103,24 @@ def _memory(store: Store, count: int) -> Measure:
 
 def _live(store: Store, count: int, rounds: int) -> Measure:
     peers = {
-        "sqlite": {POLLED: Call("bench.follow:peer_live", {"count": count, "every": 0.004})},
+        "sqlite": {
+            POLLED: Call("bench.follow:peer_live", {"count": count, "every": 0.004}),
+            OFTEN: Call("bench.follow:peer_live", {"count": count, "every": 0.001}),
+        },
         "postgres": {
             PEER: Call("bench.follow:peer_live", {"count": count}),
             FUNCTIONS: Call("bench.follow:peer_live", {"count": count, "functions": True}),
         },
     }[store]
     bars = {"p50": None, "p99": 1.0}
-    often = {OFTEN: Call("bench.follow:peer_live", {"count": count, "every": 0.001})} if store == "sqlite" else {}
     return Measure(
         f"{PREFIX[store]}follow-live",
         f"From the call that publishes, in another process, to the follower's handler on {PLACE[store]}, 20 a second",
         "ms",
-        {OURS: Call("bench.follow:live", {"count": count}), **peers, **often},
+        {OURS: Call("bench.follow:live", {"count": count}), **peers},
         [
-            *(
-                Bar(f"{name} against the best peer", quotient(OURS, *peers, figure=name, best=min), limit)
-                for name, limit in bars.items()
-            ),
-            *(Bar("p99 against one that asks and asks", quotient(OURS, each, figure="p99"), None) for each in often),
+            Bar(f"{name} against the best peer", quotient(OURS, *peers, figure=name, best=min), limit)
+            for name, limit in bars.items()
         ],
         most_rounds=rounds,
         store=store,
