@@ -48,8 +48,8 @@ fuzz: $(VENV)/.fuzz  ## Fuzz what reads from outside, a minute each (ARGS="-max_
 	@for each in address cloudevents pattern payload wire; do \
 	 $(BIN)/python -m tests.fuzz $$each $(or $(ARGS),-max_total_time=60) || exit 1; done
 
-torture: $(VENV)/.dev  ## Break it on purpose, check every promise (ARGS="kill-worker --trials 20 --report proof")
-	@$(BIN)/postbus torture $(ARGS)
+torture: $(VENV)/spark.jsa  ## Break it on purpose, check every promise (ARGS="kill-worker --trials 20 --report proof")
+	@SPARK_SUBMIT_OPTS="$$($(BIN)/python -m tests.quick_spark --options)" $(BIN)/postbus torture $(ARGS)
 
 format: $(VENV)/.dev  ## Format the code and apply the safe lint fixes
 	@$(BIN)/ruff check --fix-only --exit-zero
@@ -96,7 +96,7 @@ $(VENV)/.dev: pyproject.toml | $(VENV)/pyvenv.cfg
 # Spark's classes as Java has read them: the drivers that tests start take a third of the time. Without Java, nothing.
 $(VENV)/spark.jsa: $(VENV)/.dev
 	@echo "Keeping what Spark loads, so that the tests start it quickly ..."
-	@$(BIN)/python -m tests.quick_java >/dev/null 2>&1 || echo "That could not be done: the tests start Spark slowly, if at all."
+	@$(BIN)/python -m tests.quick_spark >/dev/null 2>&1 || echo "That could not be done: the tests start Spark slowly, if at all."
 
 $(VENV)/.bench: pyproject.toml | $(VENV)/pyvenv.cfg
 	$(call install,[dev$(COMMA)bench$(COMMA)server$(COMMA)spark$(COMMA)jdk])

@@ -12,7 +12,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from tests.kinds import KINDS
 from tests.postgres.server import stop_server
-from tests.quick_java import start_quickly
+from tests.quick_spark import start_quickly
 
 LONGEST = 10.0
 LONG = ("spark/test_torture", "/spark/", "pipeline")
