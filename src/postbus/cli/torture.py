@@ -170,9 +170,8 @@ def _tell(results: list["Result"]) -> None:
     broken = [each for each in results if not each.is_clean]
     trials = sum(each.strikes for each in results)
     if not broken:
-        say(
-            f"{trials:,} trials, {sum(each.events for each in results):,} events: every promise was kept", style="green"
-        )
+        what = "1 trial" if trials == 1 else f"{trials:,} trials"
+        say(f"{what}, {sum(each.events for each in results):,} events: every promise was kept", style="green")
         return
     rules = Counter(verdict.rule for each in broken for verdict in each.verdicts)
     told = ", ".join(f"{rule} {count:,}" for rule, count in rules.most_common())

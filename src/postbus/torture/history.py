@@ -6,6 +6,7 @@ says so (`unknown`). `ok` and `fail` are certain.
 
 import json
 import os
+import re
 import time
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ FAIL: Final = "fail"
 UNKNOWN: Final = "unknown"
 CALLS: Final = frozenset({"publish", "settle"})
 """What asks the bus for something, and so has an answer."""
+_BEGINS: Final = re.compile(r'\{"at": [0-9.e+-]+, "who": ')
 
 
 class Entry(NamedTuple):
@@ -103,8 +105,10 @@ def _entries(files: Iterable[Path]) -> Iterator[Entry]:
         if not file.exists():
             continue
         for line in file.read_text().splitlines(keepends=True):
-            # A process can die within its last line: what it would have told is then not known.
+            # A process can die within its last line, and another's follows on it, where several write to one file: what
+            # it would have told is then not known.
             if line.endswith("\n"):
-                told = json.loads(line)
+                *_, begins = _BEGINS.finditer(line)
+                told = json.loads(line[begins.start() :])
                 at, who, pid, op, kind = (told.pop(name) for name in ("at", "who", "pid", "op", "kind"))
                 yield Entry(at, who, pid, op, kind, told)
