@@ -74,6 +74,7 @@ class Follower:
         self._lease = timedelta(seconds=follow.lease)
         self._interests = (follow.handler.interest,)
         self._limit = follow.batch_size
+        self._reader = store.reader()
         self._lead: Lead | None = None
         self._held: ExitStack | None = None
         self._check_held: Any = None
@@ -300,6 +301,7 @@ class Follower:
     def _step_down(self, *, resign: bool = False) -> None:
         """Lead no more; what is not saved is repeated, by whoever leads next."""
         lead, self._lead = self._lead, None
+        self._reader.close()
         try:
             if lead is not None and resign:
                 self._save(lead)
@@ -338,7 +340,7 @@ class Follower:
         if self._paused and not self._may_go_on(lead):
             return self._poll
         with UNDISTURBED:  # the last ones go when these have come: on balance, nothing was made
-            self._ahead = ahead = self._store.read_on(self._position, self._limit, self._interests)
+            self._ahead = ahead = self._reader.read_on(self._position, self._limit, self._interests)
         probe("read")
         if ahead.pruned > self._position:
             raise UnsafeStore(
@@ -347,6 +349,7 @@ class Follower:
             )
         self._newest = 0 if ahead.more else ahead.reached
         if ahead.events and not self._handle_all(lead, ahead):
+            self._reader.close()
             return self._poll
         self._done(ahead.reached, 0)
         sparse = ahead.more and len(ahead.events) * SPARSE < self._limit

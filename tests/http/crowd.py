@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-__all__ = ["Crowd"]
+__all__ = ["Crowd", "Link"]
 
 NEVER_ANSWERED = (OSError, asyncio.IncompleteReadError, asyncio.TimeoutError, ValueError)
 

@@ -78,6 +78,11 @@ class Served:
         """How many requests are being served."""
         return len(self._server.server_state.tasks)
 
+    @property
+    def connected(self) -> int:
+        """How many connections the server knows of: one that was hung up is one until it has noticed."""
+        return len(self._server.server_state.connections)
+
     # ── what most tests do ───────────────────────────────────────────────────────────────────────────────────────
 
     def publish(self, **fields: Any) -> dict[str, Any]:

@@ -5,10 +5,11 @@ import socket
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import apsw
@@ -19,6 +20,7 @@ from postbus.http import gate as gate_module
 from postbus.http import publishing
 from postbus.http.gate import Gate, Hand, Haste
 from postbus.pattern import Interest
+from postbus.store import open_store
 from postbus.store.contract import Claim
 from tests.conftest import Crew
 from tests.http.serving import Served, place, serving
@@ -45,7 +47,7 @@ def watched(served: Served, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_what_comes_alone_to_a_file_needs_no_thread(served: Served, kind: str, monkeypatch: pytest.MonkeyPatch):
-    """A server is always asked in a thread, for it may take its time; so is what is not small."""
+    """A server's first does, for it has yet to be connected to; so does what is not small."""
     threads = watched(served, monkeypatch)
     served.publish()
     served.publish(payload="x" * 100_000)
@@ -80,6 +82,28 @@ def test_a_slow_disk_is_left_to_the_threads(served: Served, kind: str):
     slow = threading.Event()
     assert haste.at_once(lambda: slow.wait(0.2)) == (False,)
     assert haste.at_once(lambda: 1) is None
+
+
+def test_a_disk_that_is_slow_now_and_then_is_not_a_slow_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """What takes longer may have a twentieth of the loop's time: that of a second at once, and then as time goes by."""
+    now = 100.0
+    monkeypatch.setattr(gate_module, "time", SimpleNamespace(monotonic=lambda: now))
+
+    def take(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    with place("sqlite", tmp_path) as url, closing(open_store(url)) as store:
+        haste = Haste(store)
+        done = [haste.at_once(lambda: take(0.01)) is not None for _ in range(20)]
+        assert done == [True] * 6 + [False] * 14
+        times = 0
+        for _ in range(1_000):
+            times += haste.at_once(lambda: take(0.01)) is not None
+            take(0.02)
+        assert 0.045 < times * 0.01 / (now - 100) < 0.055
+        take(60)
+        assert haste.at_once(lambda: take(0.01)) is not None
 
 
 # ── what is leased to somebody is his, or comes back ─────────────────────────────────────────────────────────────────
@@ -273,10 +297,12 @@ def test_who_hangs_up_while_the_store_is_locked_gets_nothing(tmp_path: Path, eve
         served.publish(type="a")
         elsewhere = apsw.Connection(served.bus.store.url.removeprefix("sqlite:///"))
         elsewhere.execute("BEGIN IMMEDIATE")
+        others = served.connected
         with served.socket() as asking:
             asking.sendall(b"GET /events/subscribe?worker_id=w&types=a HTTP/1.1\r\nhost: localhost\r\n\r\n")
             eventually(lambda: served.at_work == 1)
             asking.shutdown(socket.SHUT_RDWR)
+        eventually(lambda: served.connected == others)  # what it has not noticed, it cannot heed
         elsewhere.execute("ROLLBACK")
         elsewhere.close()
         eventually(lambda: served.at_work == 0)

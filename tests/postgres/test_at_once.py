@@ -68,7 +68,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     honest = module.claim_at_once
 
     def counting(*given: Any) -> Any:
-        wons = honest(*given)
+        wons = yield from honest(*given)
         counts.append(sum(len(won.taken) for won in wons))
         return wons
 

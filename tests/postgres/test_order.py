@@ -11,7 +11,7 @@ from postbus.store import Store, open_store
 from postbus.store.contract import Finding
 from tests.conftest import Crew
 from tests.postgres.server import query
-from tests.postgres.writers import Reader, Writers, insert
+from tests.postgres.writers import Reader, StoreReader, Writers, insert
 
 Connect = Callable[..., psycopg.Connection[Any]]
 SECONDS = [4, pytest.param(30, marks=pytest.mark.slow)]
@@ -25,11 +25,9 @@ def store(url: str) -> Iterator[Store]:
     store.close()
 
 
-def follow(
-    url: str, connection: psycopg.Connection[Any], seconds: float, store: Store | None
-) -> tuple[Reader, Writers]:
+def follow(url: str, reader: Reader, seconds: float, store: Store | None) -> Writers:
     """Follow the log for so long while eight write to it, then to its end."""
-    crew, writers, reader = Crew(), Writers(url, store), Reader(connection)
+    crew, writers = Crew(), Writers(url, store)
     for number in range(8):
         crew.start(lambda number=number: writers(number))
     end = time.monotonic() + seconds
@@ -38,24 +36,27 @@ def follow(
     writers.stop()
     crew.join(30)
     reader.turn()
-    return reader, writers
+    return writers
 
 
 @pytest.mark.parametrize("seconds", SECONDS)
 @pytest.mark.parametrize("held", [False, True], ids=["alone", "beside a long write"])
+@pytest.mark.parametrize("by", ["the function", "the store"])
 def test_a_reader_by_pins_misses_nothing(
     url: str,
     connect: Connect,
     store: Store,
     seconds: float,
     held: bool,  # noqa: FBT001
+    by: str,
     capsys: pytest.CaptureFixture[str],
 ):
     """Late commits, rollbacks, savepoints, COPY, prepared transactions: missed 0, in order (S3.13, I5)."""
     if held:
         other = connect(autocommit=False)
         other.execute("CREATE TABLE public.elsewhere (x integer)")
-    reader, writers = follow(url, connect(), seconds, store)
+    reader = Reader(connect()) if by == "the function" else StoreReader(connect(), store)
+    writers = follow(url, reader, seconds, store)
     stored = [each for (each,) in query(url, "SELECT id FROM events ORDER BY id")]
     with capsys.disabled():
         print(f"\n{len(reader.seen)} of {len(stored)} seen in {seconds} s")  # noqa: T201  the figures of the trial
@@ -67,7 +68,8 @@ def test_a_reader_by_pins_misses_nothing(
 def test_without_the_pins_the_same_reader_misses_many(url: str, connect: Connect):
     """With the trigger dropped the same trial goes red, so it can see a loss when there is one (S3.13, I5)."""
     query(url, "DROP TRIGGER pin ON events")
-    reader, _ = follow(url, connect(), 4, None)
+    reader = Reader(connect())
+    follow(url, reader, 4, None)
     stored = {each for (each,) in query(url, "SELECT id FROM events")}
     assert len(stored - set(reader.seen)) > 50
 
@@ -94,6 +96,27 @@ def test_the_head_stands_still_for_an_open_publish_and_goes_on_after_it(url: str
     slow.rollback()
     assert (reader.turn(), reader.seen) == (after, [before, after])
     assert held == after - 1
+
+
+@pytest.mark.parametrize("page", [1, 20])
+def test_what_follows_without_a_gap_waits_for_nobody(url: str, connect: Connect, store: Store, page: int):
+    """Who has pinned, but drawn no id below it, can bring nothing in between; who has drawn one is waited for (I5)."""
+    slow, quick, reader = connect(autocommit=False), connect(), StoreReader(connect(), store, page)
+    first = insert(quick)
+    slow.execute("SELECT postbus.pin('events')")
+    assert [insert(quick), insert(quick)] == [first + 1, first + 2]
+    assert (reader.turn(), reader.seen) == (first, [first, first + 1, first + 2])
+    held = insert(slow)
+    after = insert(quick)
+    reader.turn()
+    assert reader.seen == [first, first + 1, first + 2]
+    slow.commit()
+    gone = insert(slow)
+    slow.rollback()
+    last = insert(quick)
+    reader.turn()
+    assert reader.seen[3:] == [held, after, last]
+    assert gone == last - 1
 
 
 def test_a_savepoint_taken_back_gives_its_pin_back_and_takes_a_new_one(url: str, connect: Connect):

@@ -8,10 +8,11 @@ from typing import Any, Final, LiteralString
 
 import psycopg
 
+from postbus.pattern import Interest
 from postbus.payload import draft
 from postbus.store import Store
 
-__all__ = ["Reader", "Writers", "insert"]
+__all__ = ["Reader", "StoreReader", "Writers", "insert"]
 
 INSERT: Final = """
     INSERT INTO postbus.events (uid, type, payload, created_at) VALUES (%s, 'gap.test', '1', postbus.now())
@@ -133,7 +134,30 @@ class Reader:
         began = time.monotonic()
         row = self._connection.execute(self.HEAD).fetchone()
         assert row is not None
-        last = self.seen[-1] if self.seen else 0
-        self.seen += [each for (each,) in self._connection.execute(self.READ, (last,))]
+        self._read()
         self.slowest = max(self.slowest, time.monotonic() - began)
         return row[0]
+
+    def _read(self) -> None:
+        self.seen += [each for (each,) in self._connection.execute(self.READ, (self._last,))]
+
+    @property
+    def _last(self) -> int:
+        return self.seen[-1] if self.seen else 0
+
+
+class StoreReader(Reader):
+    """Does so by the product's own way, which looks up the head only where an id is missing."""
+
+    def __init__(self, connection: psycopg.Connection[Any], store: Store, page: int = 20) -> None:
+        """Read so many at a time."""
+        super().__init__(connection)
+        self._store = store
+        self._page = page
+
+    def _read(self) -> None:
+        more = True
+        while more:
+            ahead = self._store.read_on(self._last, self._page, (Interest("*"),))
+            self.seen += [each.id for each in ahead.events]
+            more = ahead.more

@@ -1,7 +1,8 @@
 """Between many coroutines and the store, which blocks: what is asked at the same time is asked in one go.
 
 Nothing here holds a thread while it waits. Three threads in all bring requests to the store (one publishes, one claims,
-one reports); a few more read. What comes alone, to a store that is a file and quick, is done without going to a thread.
+one reports); a few more read. What comes alone is done without going to a thread: at once, by a store that is a file
+and quick; a lone event is sent to a server, and the loop told when its answer comes.
 """
 
 import asyncio
@@ -12,25 +13,27 @@ import time
 from collections import defaultdict, deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, Final, Generic, ParamSpec, TypeVar
 
 from postbus import figures
-from postbus.errors import InvalidRequest, LeaseLost, NotFound, PostbusError
+from postbus.errors import InvalidRequest, NotFound, PostbusError
 from postbus.loop import Loop
 from postbus.model import Action, Dead, Delivery, Done, DoneWithErrors, Event, LogEntry, Outcome, Retry, Status
 from postbus.observe import tell
 from postbus.payload import Draft
-from postbus.store.contract import Claim, Claimed, Report, Reported, Store, Watch, WouldWait
+from postbus.store.contract import Claim, Claimed, Courier, Report, Reported, Store, Watch, WouldWait
 
 __all__ = ["Gate"]
 
 A = TypeVar("A")
 R = TypeVar("R")
 P = ParamSpec("P")
+Batch = list[tuple[A, asyncio.Future[R]]]
+"""What is asked, and who waits for the answer."""
 Gone = Callable[[], Coroutine[Any, Any, None]]
 """Returns when whoever asked has hung up."""
 READERS: Final = 8
@@ -40,7 +43,9 @@ LOOK_AGAIN: Final = 0.01
 BRISK: Final = 0.002
 """Seconds that the event loop may be kept: about what a commit takes on a disk that is not slow."""
 SHARE: Final = 0.05
-"""How much of the loop's time may go to what took longer."""
+"""How much of the loop's time may go to what took longer …"""
+OVER: Final = 1.0
+"""… over so many seconds: a disk that is slow now and then is not a slow one."""
 FEW: Final = 10
 SMALL: Final = 65_536
 
@@ -78,12 +83,13 @@ class Haste:
     def __init__(self, store: Store) -> None:
         """Ask of a store."""
         self._store = store
-        self._rested = 0.0
+        self._rested = -math.inf
+        """When what took longer will be its share of the time since."""
 
     def at_once(self, work: Callable[[], R]) -> tuple[R] | None:
         """Return what `work` does, or nothing if it is to be done in a thread: then nothing has been done yet."""
         began = time.monotonic()
-        if began < self._rested:
+        if began + OVER < self._rested:
             return None
         try:
             with self._store.hurried():
@@ -92,7 +98,63 @@ class Haste:
             return None
         finally:
             if (took := time.monotonic() - began) > BRISK:  # the disk is slow, now or always
-                self._rested = began + took / SHARE
+                self._rested = max(self._rested, began) + took / SHARE
+
+
+class Errands(Generic[A, R]):
+    """Has a courier ask for what comes alone, if there is one; the loop does other things meanwhile."""
+
+    def __init__(self, courier: Courier[A, R] | None) -> None:
+        """Begin with a courier that is to be prepared."""
+        self._courier = courier
+        self._ready = False
+
+    def prepare(self) -> None:
+        """Get the courier ready if it is not; waits, and so is for a thread, when that has answered whoever asked."""
+        if self._courier is not None and not self._ready:
+            with suppress(PostbusError):  # the store is away: whoever asks is told so
+                self._courier.prepare()
+                self._ready = True  # only now: till then nobody else uses it
+
+    def run(self, item: A, then: Callable[[R | Exception], None]) -> bool:
+        """Ask, and have `then` called with what came of it; return False if it is to be asked in a thread.
+
+        That may turn out only later, too: WouldWait is what came of it then.
+        """
+        if self._courier is None or not self._ready:
+            return False
+        try:
+            sent = self._courier.send(item)
+        except Exception as error:  # noqa: BLE001  raised in the coroutine that asked
+            self._ready = False
+            then(error)
+            return True
+        self._ready = self._courier.ready
+        if sent:
+            self._await(self._courier, then)
+        return sent
+
+    def _await(self, courier: Courier[A, R], then: Callable[[R | Exception], None]) -> None:
+        file = courier.fileno()
+        asyncio.get_running_loop().add_reader(file, self._look, courier, file, then)
+
+    def _look(self, courier: Courier[A, R], file: int, then: Callable[[R | Exception], None]) -> None:
+        asyncio.get_running_loop().remove_reader(file)  # before it is closed, should it have been lost
+        try:
+            told = courier.answer()
+        except Exception as error:  # noqa: BLE001  raised in the coroutine that asked
+            self._ready = False
+            then(error)
+            return
+        if told is None:
+            self._await(courier, then)
+        else:
+            then(told[0])
+
+    def close(self) -> None:
+        """Ask no more."""
+        if self._courier is not None:
+            self._courier.close()
 
 
 class Lane(Generic[A, R]):
@@ -103,15 +165,18 @@ class Lane(Generic[A, R]):
         name: str,
         run: Callable[[list[A]], Sequence[R | Exception]],
         haste: Haste,
+        errands: Errands[A, R],
         is_small: Callable[[A], bool] = lambda _: True,
     ) -> None:
         """Bring what is asked to `run`, which answers each in order, with an error if it is to be raised."""
         self._run = run
         self._haste = haste
+        self._errands = errands
         self._is_small = is_small
         self._hand = Hand(name)
         self._waiting: deque[tuple[A, asyncio.Future[R]]] = deque()
         self._busy = False
+        """Whether something is being done, and so whoever asks has to wait."""
 
     async def ask(self, item: A) -> R:
         """Return the answer for one."""
@@ -126,19 +191,24 @@ class Lane(Generic[A, R]):
     def _start(self, loop: asyncio.AbstractEventLoop) -> None:
         batch = [self._waiting.popleft() for _ in range(min(MOST, len(self._waiting)))]
         self._busy = bool(batch)
-        if batch and (done := self._at_once([item for item, _ in batch])) is not None:
+        if not batch:
+            return
+        lone = len(batch) == 1 and self._is_small(batch[0][0])
+        if lone and (done := self._haste.at_once(lambda: self._answers([batch[0][0]]))) is not None:
             self._finish(loop, batch, *done)
-        elif batch:
+        elif not (lone and self._errands.run(batch[0][0], partial(self._told, loop, batch))):
             self._hand.give(partial(self._bring, loop, batch))
 
-    def _at_once(self, items: list[A]) -> tuple[Sequence[R | Exception]] | None:
-        if len(items) > 1 or not self._is_small(items[0]):
-            return None
-        return self._haste.at_once(lambda: self._answers(items))
+    def _told(self, loop: asyncio.AbstractEventLoop, batch: Batch[A, R], answer: R | Exception) -> None:
+        if isinstance(answer, WouldWait):
+            self._hand.give(partial(self._bring, loop, batch, answer.rest))
+        else:
+            self._finish(loop, batch, [answer])
 
-    def _bring(self, loop: asyncio.AbstractEventLoop, batch: list[tuple[A, asyncio.Future[R]]]) -> None:
-        answers = self._answers([item for item, _ in batch])
+    def _bring(self, loop: asyncio.AbstractEventLoop, batch: Batch[A, R], rest: Callable[[], R] | None = None) -> None:
+        answers = _finished(rest) if rest else self._answers([item for item, _ in batch])
         loop.call_soon_threadsafe(self._finish, loop, batch, answers)
+        self._errands.prepare()
 
     def _answers(self, items: list[A]) -> Sequence[R | Exception]:
         """Return an answer for each; one that is wrong in itself must not harm its neighbours, so each is asked alone.
@@ -159,7 +229,7 @@ class Lane(Generic[A, R]):
     def _finish(
         self,
         loop: asyncio.AbstractEventLoop,
-        batch: list[tuple[A, asyncio.Future[R]]],
+        batch: Batch[A, R],
         answers: Sequence[R | Exception],
     ) -> None:
         for (_, future), answer in zip(batch, answers, strict=True):
@@ -171,9 +241,15 @@ class Lane(Generic[A, R]):
                 future.set_result(answer)
         self._start(loop)
 
+    @property
+    def busy(self) -> bool:
+        """Whether somebody waits for an answer."""
+        return self._busy
+
     def close(self) -> None:
         """Take no more."""
         self._hand.close()
+        self._errands.close()
 
 
 class Waiting:
@@ -214,8 +290,13 @@ class Gate:
         """Work on a store that is open."""
         self.store = store
         self._haste = Haste(store)
-        self._publishing: Lane[list[Draft], list[Event]] = Lane("publish", self._publish, self._haste, _is_small)
-        self._reporting: Lane[Report, Reported] = Lane("report", self._report, self._haste)
+        couriers = store.couriers()
+        publish, claim, report = (None, None, None) if couriers is None else couriers
+        self._publishing = Lane[list[Draft], list[Event]](
+            "publish", self._publish, self._haste, Errands(publish), _is_small
+        )
+        self._reporting = Lane[Report, Reported]("report", store.report, self._haste, Errands(report))
+        self._claims = Errands(claim)
         self._claiming = Hand("claim")
         self._readers = ThreadPoolExecutor(READERS, "postbus-read")
         self._rooms: defaultdict[Any, deque[Waiting]] = defaultdict(deque)
@@ -249,10 +330,11 @@ class Gate:
             self.drain()
             await asyncio.to_thread(waking.stop, 5)
             watch.close()
-            while self._looking:  # noqa: ASYNC110  for a moment, once
+            while self._looking or self._publishing.busy or self._reporting.busy:  # noqa: ASYNC110  for a moment, once
                 await asyncio.sleep(LOOK_AGAIN)
             for part in (self._publishing, self._reporting, self._claiming):
                 await asyncio.to_thread(part.close)
+            self._claims.close()
             await asyncio.to_thread(self._readers.shutdown)
 
     def drain(self) -> None:
@@ -278,26 +360,22 @@ class Gate:
 
     async def publish(self, drafts: list[Draft]) -> list[Event]:
         """Store events, all or none, in one transaction with what others publish now."""
-        return await self._publishing.ask(drafts)
+        stored = await self._publishing.ask(drafts)
+        if figures.listener is not None:
+            figures.listener.published(len(stored))
+        return stored
 
     def _publish(self, batches: list[list[Draft]]) -> list[list[Event]]:
         stored = self.store.publish([draft for batch in batches for draft in batch])
-        if figures.listener is not None:
-            figures.listener.published(len(stored))
         events = iter(stored)
         return [[next(events) for _ in batch] for batch in batches]
 
     async def report(self, report: Report) -> Reported:
         """Record how an attempt ended; raise LeaseLost or NotFound."""
-        return await self._reporting.ask(report)
-
-    def _report(self, reports: list[Report]) -> list[Reported | LeaseLost | NotFound]:
-        answers = self.store.report(reports)
-        if figures.listener is not None:
-            for each in answers:
-                if isinstance(each, Reported) and not each.repeated:
-                    figures.listener.settled(each.entry.subscription, _outcome(each.entry))
-        return answers
+        reported = await self._reporting.ask(report)
+        if figures.listener is not None and not reported.repeated:
+            figures.listener.settled(reported.entry.subscription, _outcome(reported.entry))
+        return reported
 
     # ── claiming ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -363,9 +441,15 @@ class Gate:
         lone = len(claims) == 1 and claims[0].limit <= FEW
         if lone and (done := self._haste.at_once(lambda: self._claimed(claims))) is not None:
             self._hand_out(asked, *done)
-        elif asked:
+        elif asked and not (lone and self._claims.run(claims[0], partial(self._told, asked, claims))):
+            self._claiming.give(partial(self._claim_all, asyncio.get_running_loop(), asked, claims))
+
+    def _told(self, asked: list[tuple[Any, Waiting]], claims: list[Claim], answer: Claimed | Exception) -> None:
+        if isinstance(answer, WouldWait):
             loop = asyncio.get_running_loop()
-            self._claiming.give(partial(self._claim_all, loop, asked, claims))
+            self._claiming.give(partial(self._claim_all, loop, asked, claims, answer.rest))
+        else:
+            self._hand_out(asked, [answer])
 
     def _still_waiting(self, key: Any) -> deque[Waiting]:
         """Return who waits for one thing; whoever has his answer, or has left, is forgotten."""
@@ -375,10 +459,15 @@ class Gate:
         return room
 
     def _claim_all(
-        self, loop: asyncio.AbstractEventLoop, asked: list[tuple[Any, Waiting]], claims: list[Claim]
+        self,
+        loop: asyncio.AbstractEventLoop,
+        asked: list[tuple[Any, Waiting]],
+        claims: list[Claim],
+        rest: Callable[[], Claimed] | None = None,
     ) -> None:
-        answers = self._claimed(claims)
+        answers = _finished(rest) if rest else self._claimed(claims)
         loop.call_soon_threadsafe(self._hand_out, asked, answers)
+        self._claims.prepare()
 
     def _claimed(self, claims: list[Claim]) -> list[Claimed | Exception]:
         try:
@@ -446,6 +535,14 @@ class Gate:
         self._wanted.set()
         if self.rings <= since:  # looked at last: from now on a ring finds the one who waits
             await asyncio.wait({self._rung}, timeout=timeout)
+
+
+def _finished(rest: Callable[[], R]) -> list[R | Exception]:
+    """Return the answer that somebody has yet to get who came alone."""
+    try:
+        return [rest()]
+    except Exception as error:  # noqa: BLE001  raised in the coroutine that asked
+        return [error]
 
 
 def _is_small(drafts: list[Draft]) -> bool:

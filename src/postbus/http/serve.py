@@ -114,6 +114,35 @@ class _Server(uvicorn.Server):
         self._captured_signals.clear()  # or uvicorn raises them again at its end: asked to end, it ends well
 
 
+class _Joined:
+    """A transport that sends the head of an answer together with the body, if that comes right behind it."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._soon = asyncio.get_running_loop().call_soon
+        self._kept = b""
+
+    def write(self, data: bytes) -> None:
+        if self._kept:
+            kept, self._kept = self._kept, b""
+            self._transport.write(kept + data)
+        else:
+            self._kept = data
+            self._soon(self._send)
+
+    def _send(self) -> None:
+        kept, self._kept = self._kept, b""
+        if kept and not self._transport.is_closing():
+            self._transport.write(kept)
+
+    def close(self) -> None:
+        self._send()
+        self._transport.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
 def _guarded() -> type[asyncio.Protocol]:
     """Return uvicorn's own protocol, but one that hangs up on whoever does not get his request out in time."""
 
@@ -125,7 +154,8 @@ def _guarded() -> type[asyncio.Protocol]:
         _unread = 0
 
         def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
+            joined: Any = _Joined(transport)
+            super().connection_made(joined)
             self._arm()
 
         def data_received(self, data: bytes) -> None:

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from postbus.breaker import BreakerState
 from postbus.errors import LeaseLost, NotFound
@@ -54,11 +54,14 @@ __all__ = [
     "Burial",
     "Claim",
     "Claimed",
+    "Courier",
+    "Couriers",
     "DeadFilter",
     "Failure",
     "Fault",
     "Finding",
     "Lead",
+    "Reader",
     "Report",
     "Reported",
     "Rewound",
@@ -71,6 +74,10 @@ __all__ = [
     "Work",
     "WouldWait",
 ]
+
+
+A_contra = TypeVar("A_contra", contravariant=True)
+R_co = TypeVar("R_co", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +317,15 @@ class Transaction(Protocol):
 
 
 class WouldWait(Exception):  # noqa: N818  no error: it is done again where one may wait
-    """Raised inside `Store.hurried` for what would have to wait; nothing of it was done."""
+    """Raised inside `Store.hurried`, and by couriers, for what would have to wait; nothing of it was done.
+
+    But for what comes with a `rest` to be done: then it is that which would have to wait.
+    """
+
+    def __init__(self, rest: Callable[[], Any] | None = None) -> None:
+        """Leave all to be done, or a rest that returns the answer."""
+        super().__init__()
+        self.rest = rest
 
 
 class Watch(Protocol):
@@ -326,6 +341,59 @@ class Watch(Protocol):
 
     def close(self) -> None:
         """Give back what the watch holds; a `wait` in another thread returns."""
+        ...
+
+
+class Courier(Protocol[A_contra, R_co]):
+    """Asks one thing at a time of a server for an event loop, which has better to do than to wait for the answer."""
+
+    ready: bool
+    """Whether it can ask; else `prepare` it."""
+
+    def prepare(self) -> None:
+        """Get ready; may wait, and is not to be used meanwhile."""
+        ...
+
+    def send(self, item: A_contra) -> bool:
+        """Ask for something; return False, with nothing done, if it is to be asked for the ordinary way.
+
+        Raises as the ordinary way does.
+        """
+        ...
+
+    def fileno(self) -> int:
+        """Return where the answer to what was asked comes in."""
+        ...
+
+    def answer(self) -> tuple[R_co] | None:
+        """Return what came of it, or None as long as that is not known; raise as the ordinary way does.
+
+        Raises WouldWait if nothing came of it, with nothing done, or if something is left to do.
+        """
+        ...
+
+    def close(self) -> None:
+        """Forget what is on its way; what becomes of it nobody learns."""
+        ...
+
+
+class Couriers(NamedTuple):
+    """One for each of the things that come most, and come alone."""
+
+    publish: Courier[list[Draft], list[Event]]
+    claim: Courier[Claim, Claimed]
+    report: Courier[Report, Reported]
+
+
+class Reader(Protocol):
+    """Reads the log for one who goes on and on."""
+
+    def read_on(self, after: int, limit: int, interests: tuple[Interest, ...]) -> "Ahead":
+        """Do what `Store.read_on` does; what probably comes next may be on its way already."""
+        ...
+
+    def close(self) -> None:
+        """Have nothing under way: for one who has come to the end, or is to do something else."""
         ...
 
 
@@ -363,6 +431,13 @@ class Store(Protocol):
 
         Nothing has been done then. What else a verb writes after its first transaction waits as ever.
         For what an event loop may do itself. A store behind a server always has to wait, and raises at once.
+        """
+        ...
+
+    def couriers(self) -> Couriers | None:
+        """Return what asks a server past the threads for what comes alone; None where that cannot be, or there is none.
+
+        They are the caller's to close.
         """
         ...
 
@@ -582,6 +657,10 @@ class Store(Protocol):
 
     def read_on(self, after: int, limit: int, interests: tuple[Interest, ...]) -> Ahead:
         """Look at the next `limit` events after a position, in order; nothing will appear among them later (I5)."""
+        ...
+
+    def reader(self) -> Reader:
+        """Return what does the same again and again; for one thread, and the caller's to close."""
         ...
 
     def move(self, step: Step) -> None:

@@ -16,13 +16,13 @@ from postbus.errors import InvalidRequest, LeaseLost, NotFound, UnsafeStore
 from postbus.model import Action, Event, Mode, Span, State, Status, Stream, Subscription
 from postbus.pattern import Interest
 from postbus.store.burials import Burials
-from postbus.store.contract import Ahead, Burial, Lead, Rewound, Step
+from postbus.store.contract import Ahead, Burial, Lead, Reader, Rewound, Step
 from postbus.store.erasing import ERASED, erased, unquoted
 from postbus.store.positions import Positions
 from postbus.store.records import encode_errors, followed_events
 from postbus.store.session import Database, Row, Session
 
-__all__ = ["Followed", "Following", "deposed"]
+__all__ = ["Followed", "Following", "ahead_of", "deposed"]
 
 R = TypeVar("R")
 _MICROS: Final = timedelta(microseconds=1)
@@ -287,9 +287,10 @@ class Followed(ABC):
     def read_on(self, after: int, limit: int, interests: tuple[Interest, ...]) -> Ahead:
         with self._glance() as db:
             rows = db.run_plain("read_on", (after, limit))
-        events, damaged = followed_events(rows, _wanting(interests))
-        reached, pruned = (rows[-1][0], int(rows[0][13])) if rows else (after, 0)
-        return Ahead(events, damaged, reached, len(rows) == limit, pruned)
+        return ahead_of(rows, after, limit, interests)
+
+    def reader(self) -> Reader:
+        return _PlainReader(self)
 
     def standing(self, name: str) -> list[tuple[int, str | None, State]]:
         with self._read() as session:
@@ -333,6 +334,23 @@ class Followed(ABC):
 def deposed(name: str) -> LeaseLost:
     """Return the error of a reader whose epoch has passed."""
     return LeaseLost(f"another has taken over {name!r}, or it was rewound or deleted: nothing changed")
+
+
+class _PlainReader:
+    """A `Reader` that has nothing under way between two calls."""
+
+    def __init__(self, store: Followed) -> None:
+        self.read_on = store.read_on
+
+    def close(self) -> None:
+        pass
+
+
+def ahead_of(rows: Sequence[Row], after: int, limit: int, interests: tuple[Interest, ...]) -> Ahead:
+    """Return what `read_on` has found."""
+    events, damaged = followed_events(rows, _wanting(interests))
+    reached, pruned = (rows[-1][0], int(rows[0][13])) if rows else (after, 0)
+    return Ahead(events, damaged, reached, len(rows) == limit, pruned)
 
 
 @lru_cache(REMEMBERED)

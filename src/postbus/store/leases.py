@@ -139,7 +139,8 @@ class Leases:
         """Go through what is due on a route in order, fetched `step` rows at a time, as far as the caller goes."""
         due_at = event_id = LOWEST
         while True:
-            rows = self._db.rows("due", (route, self._now, due_at, event_id, step))
+            given = (route, self._now, due_at, event_id, step)
+            rows = self._db.run("due_one", given) if step == 1 else self._db.rows("due", given)
             yield from rows
             if len(rows) < step:
                 return

@@ -109,7 +109,8 @@ class Reading:
 
     def rows(self, ids: list[int]) -> dict[int, Row]:
         """Return the rows of events by id, in one step whatever their number."""
-        return {row[0]: row for row in self._db.rows("events_by_id", (json_array(ids),))}
+        rows = self._db.run("event", ids) if len(ids) == 1 else self._db.rows("events_by_id", (json_array(ids),))
+        return {row[0]: row for row in rows}
 
     def _live(self, row: Row) -> DeliveryState:
         subscription, state, due_at, attempt, retry_count, updated_at, worker_id, errors = row

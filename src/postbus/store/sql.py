@@ -253,8 +253,7 @@ class SqlStore(Followed):
         An event that cannot be read is buried with the reason, and does not harm its neighbours. What would take too
         much memory at once is handed back. `few`: the events' rows, if they have been read already.
         """
-        taken, now, until = won.taken, from_micros(won.now), from_micros(won.taken[0].until)
-        policy = won.policy or claim.policy
+        taken = won.taken
         loaded: list[Delivery] = []
         damaged: list[Settlement] = []
         size, step = 0, LOAD_CHUNK
@@ -264,20 +263,34 @@ class SqlStore(Followed):
             size += sum(len(rows[each.event_id][7]) for each in chunk if each.event_id in rows)
             # The first few tell how large payloads are: of small ones, all the rest may be read at once.
             step = LOAD_CHUNK if size * len(taken) > LOAD_BYTES * len(chunk) else len(taken)
-            for each in chunk:
-                lease = Lease(each.event_id, claim.subscription, each.epoch)
-                try:
-                    event = claimed_event(rows[each.event_id], each.retry_count, now)
-                except UNREADABLE as error:
-                    told = AttemptError("UnsafeStore", str(error), each.attempt, claim.worker_id, now)
-                    damaged.append(Settlement(lease, Dead(told), claim.worker_id))
-                    continue
-                loaded.append(quick_delivery(event, lease, each.attempt, policy, claim.worker_id, until, each.suspect))
+            good, bad = self._deliveries(claim, won, chunk, rows)
+            loaded += good
+            damaged += bad
         if taken:
             self.release([each.lease(claim.subscription) for each in taken], claim.worker_id)
         if damaged:
             self.settle(damaged)
         return tuple(loaded)
+
+    @staticmethod
+    def _deliveries(
+        claim: Claim, won: Won, taken: Sequence[Taken], rows: Mapping[int, Row]
+    ) -> tuple[list[Delivery], list[Settlement]]:
+        """Return deliveries with their events, and how those end that cannot be read."""
+        now, until = from_micros(won.now), from_micros(won.taken[0].until)
+        policy = won.policy or claim.policy
+        loaded: list[Delivery] = []
+        damaged: list[Settlement] = []
+        for each in taken:
+            lease = Lease(each.event_id, claim.subscription, each.epoch)
+            try:
+                event = claimed_event(rows[each.event_id], each.retry_count, now)
+            except UNREADABLE as error:
+                told = AttemptError("UnsafeStore", str(error), each.attempt, claim.worker_id, now)
+                damaged.append(Settlement(lease, Dead(told), claim.worker_id))
+                continue
+            loaded.append(quick_delivery(event, lease, each.attempt, policy, claim.worker_id, until, each.suspect))
+        return loaded, damaged
 
     def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
         results = self._write(lambda session: self._leases(session).settle(settlements))

@@ -9,7 +9,7 @@ from postbus.clock import from_micros, to_micros
 from postbus.model import Event
 from postbus.observe import probe
 from postbus.payload import Draft
-from postbus.store.postgres.connection import Database, array
+from postbus.store.postgres.connection import Asked, Database, array
 from postbus.store.records import due_micros, event_from_draft
 from postbus.store.session import Row
 
@@ -22,6 +22,8 @@ __all__ = [
     "arguments",
     "events",
     "lone",
+    "lone_asked",
+    "lone_event",
     "stage",
 ]
 
@@ -51,8 +53,17 @@ def lone(batches: Sequence[Sequence[Draft]]) -> Draft | None:
 def append_lone(db: Database, draft: Draft, *, tell: bool) -> Event:
     """Store such an event, and have a notice of it follow in the same go if that is wanted."""
     probe("committing")
-    notice = [("notify", ())] if tell else []
-    ((event_id, _, at),) = db.ready().run_at_once(("append_one", _parameters(draft)), *notice)
+    return lone_event(draft, db.ready().run_at_once(*lone_asked(draft, tell=tell)))
+
+
+def lone_asked(draft: Draft, *, tell: bool) -> Sequence[Asked]:
+    """Return the statements that do so."""
+    return [("append_one", _parameters(draft)), ("notify", ())][: 1 + tell]
+
+
+def lone_event(draft: Draft, stored: Stored) -> Event:
+    """Return such an event as it was stored."""
+    ((event_id, _, at),) = stored
     return _event(draft, event_id, at)
 
 

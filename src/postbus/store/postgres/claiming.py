@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from postbus.retry import RetryPolicy
 from postbus.store.contract import Claim
 from postbus.store.leases import EXACT_ROUTES, Taken
-from postbus.store.postgres.connection import Database, array, texts
+from postbus.store.postgres.connection import Steps, array, texts
 from postbus.store.postgres.leases import BEGINNING, Marks
 from postbus.store.postgres.single import Remembered
 from postbus.store.routes import Selection
@@ -28,7 +28,7 @@ class Way(NamedTuple):
     rank: int
 
 
-def claim_at_once(db: Database, catalog: Remembered, marks: Marks, source: int, claims: Sequence[Claim]) -> list[Won]:
+def claim_at_once(catalog: Remembered, marks: Marks, source: int, claims: Sequence[Claim]) -> Steps[list[Won]]:
     """Lease to claims of one kind all they ask for; return nothing if something is in the way, and nothing was taken.
 
     `source` is a route of the priority that is expected to yield it. What is remembered only decides what the statement
@@ -44,23 +44,21 @@ def claim_at_once(db: Database, catalog: Remembered, marks: Marks, source: int, 
         return []
     leases = [(own.lease or each.lease) // _MICROS for each in claims]
     slots = [(each, lease) for each, lease in zip(claims, leases, strict=True) for _ in range(each.limit)]
-    rows = db.run_plain(
-        "claim_at_once",
-        (
-            catalog.version,
-            catalog.marker,
-            array(way.route for way in ways),
-            array(way.low for way in ways),
-            array(way.rank for way in ways),
-            len(slots),
-            texts(each.worker_id for each, _ in slots),
-            texts(each.owner for each, _ in slots),
-            array(lease for _, lease in slots),
-            array(solo),
-            own.name,
-            array(normal + solo),
-        ),
+    given = (
+        catalog.version,
+        catalog.marker,
+        array(way.route for way in ways),
+        array(way.low for way in ways),
+        array(way.rank for way in ways),
+        len(slots),
+        texts(each.worker_id for each, _ in slots),
+        texts(each.owner for each, _ in slots),
+        array(lease for _, lease in slots),
+        array(solo),
+        own.name,
+        array(normal + solo),
     )
+    rows = yield [("claim_at_once", given)]
     marks.move([(row[1], row[0]) for row in rows])
     left = iter(rows)
     shares = [(list(islice(left, each.limit)), lease) for each, lease in zip(claims, leases, strict=True) if rows]

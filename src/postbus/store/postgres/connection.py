@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
-from typing import Any, Final, LiteralString, cast
+from typing import Any, Final, LiteralString, TypeVar, cast
 from urllib.parse import SplitResult, parse_qsl, quote, urlencode, urlsplit
 
 import psycopg
@@ -26,9 +26,23 @@ from postbus.errors import (
     UnsafeStore,
 )
 from postbus.store.queries import load_queries
+from postbus.store.session import Database as Connection
 from postbus.store.session import Row
 
-__all__ = ["Address", "Database", "array", "localized", "put_schema", "texts", "translate", "translated"]
+__all__ = [
+    "Address",
+    "Asked",
+    "Database",
+    "Sent",
+    "Steps",
+    "array",
+    "localized",
+    "put_schema",
+    "run_steps",
+    "texts",
+    "translate",
+    "translated",
+]
 
 SCHEMA: Final = re.compile(r"[a-z_][a-z0-9_]{0,47}")
 DEFAULTS: Final = {
@@ -58,6 +72,11 @@ FORGOTTEN: Final = b"26000"
 _cursors = count(1)
 _names = count(1)
 Plain = str | int | None
+Asked = tuple[str, Sequence[Plain]]
+"""A named query, and what it is asked with."""
+R = TypeVar("R")
+Steps = Generator[Sequence[Asked], list[Row], R]
+"""Something done by queries, whoever sends them: it yields what is to be sent, and gets the rows of the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +317,7 @@ class Database:
         straight = self.idle and not self._address.pooled
         return self.run_at_once((name, parameters)) if straight else self.run(name, parameters)
 
-    def run_at_once(self, *asked: tuple[str, Sequence[Plain]]) -> list[Row]:
+    def run_at_once(self, *asked: Asked) -> list[Row]:
         """Run named queries, each a transaction of its own, sent in one go; return the rows of the first.
 
         Past psycopg's cursors, which take a good part of the time of a short statement. What comes behind the first
@@ -307,24 +326,42 @@ class Database:
         statement, ours too, and what would be repeated here could not be repeated there.
         """
         connection = self._open()
-        first = self._asked_at_once(connection, asked)
-        if first.status == pq.ExecStatus.FATAL_ERROR and first.error_field(pq.DiagnosticField.SQLSTATE) == FORGOTTEN:
+        sent = self._answered(connection, asked)
+        if sent.is_forgotten:
             self._prepared.clear()
-            first = self._asked_at_once(connection, asked)
-        if first.status != pq.ExecStatus.TUPLES_OK:
-            raise _failure(connection, first)
-        rows = Transformer(connection)
-        rows.set_pgresult(first)
-        return rows.load_rows(0, first.ntuples, tuple)
+            sent = self._answered(connection, asked)
+        return sent.rows()
 
-    def _asked_at_once(
-        self, connection: psycopg.Connection[Row], asked: Sequence[tuple[str, Sequence[Plain]]]
-    ) -> pq.abc.PGresult:
-        statements = [(self._prepare(connection, name), values) for name, values in asked]
+    def _answered(self, connection: psycopg.Connection[Row], asked: Sequence[Asked]) -> "Sent":
+        for name, _ in asked:
+            self._prepare(connection, name)
+        sent = self._send(connection, asked)
         try:
-            return at_once(connection, statements)[0]
+            sent.wait()
         except BaseException:
             connection.close()  # in the midst of something
+            raise
+        return sent
+
+    def prepare(self, *names: str) -> None:
+        """Get ready to `send` such queries; may have to connect."""
+        for name in names:
+            self._prepare(self.connection, name)
+
+    def is_prepared(self, *names: str) -> bool:
+        """Return whether such queries can be sent, without anything to wait for before."""
+        connection = self._connection
+        return connection is not None and all(name in self._prepared for name in names) and not _is_lost(connection)
+
+    def send(self, *asked: Asked) -> "Sent":
+        """Send queries that are prepared, as `run_at_once` does, and wait for nothing."""
+        return self._send(self._open(), asked)
+
+    def _send(self, connection: psycopg.Connection[Row], asked: Sequence[Asked]) -> "Sent":
+        try:
+            return Sent(connection, [(self._prepared[name], values) for name, values in asked])
+        except BaseException:
+            connection.close()
             raise
 
     def _prepare(self, connection: psycopg.Connection[Row], name: str) -> bytes:
@@ -419,49 +456,104 @@ def _failure(connection: psycopg.Connection[Row], result: pq.abc.PGresult) -> ps
     return errors.error_from_result(result, connection.info.encoding)
 
 
-def at_once(
-    connection: psycopg.Connection[Row], asked: Sequence[tuple[bytes, Sequence[Plain]]]
-) -> list[pq.abc.PGresult]:
-    """Send prepared statements in one go, each a transaction of its own; return what they led to, or the first."""
-    server = connection.pgconn
-    server.enter_pipeline_mode()
-    for name, values in asked:
-        server.send_query_prepared(name, [None if each is None else str(each).encode() for each in values])
-        server.pipeline_sync()
-    look = select.poll()
-    look.register(server.socket, select.POLLIN | select.POLLOUT)
-    while server.flush():  # a large one, of which the server has yet to read
-        look.poll()
-        server.consume_input()
-    look.modify(server.socket, select.POLLIN)
-    results: list[pq.abc.PGresult] = []
-    try:
-        while len(results) < len(asked):
-            results.append(_result(server, look))
-    except psycopg.OperationalError:
-        if not results:
-            raise
-        connection.close()  # lost behind the first, which is done and has been answered
-        return results
-    server.exit_pipeline_mode()
-    return results
+class Sent:
+    """Prepared statements that were sent in one go, each a transaction of its own, and what has come back of them."""
 
-
-def _result(server: pq.abc.PGconn, look: select.poll) -> pq.abc.PGresult:
-    """Return what the next statement of a pipeline led to, once it is committed: rows come before that is tried."""
-    found: pq.abc.PGresult | None = None
-    while True:
-        if server.is_busy():
-            look.poll()
+    def __init__(self, connection: psycopg.Connection[Row], asked: Sequence[tuple[bytes, Sequence[Plain]]]) -> None:
+        """Send them."""
+        self._connection = connection
+        self._left = len(asked)
+        self._first: pq.abc.PGresult | None = None
+        self._found: pq.abc.PGresult | None = None
+        self._look = select.poll()
+        server = connection.pgconn
+        server.enter_pipeline_mode()
+        for name, values in asked:
+            server.send_query_prepared(name, [None if each is None else str(each).encode() for each in values])
+            server.pipeline_sync()
+        self._look.register(server.socket, select.POLLIN | select.POLLOUT)
+        while server.flush():  # a large one, of which the server has yet to read
+            self._look.poll()
             server.consume_input()
-        elif (result := server.get_result()) is None:
-            if server.status != pq.ConnStatus.OK:
-                raise psycopg.OperationalError("the connection was lost")
-        elif result.status == pq.ExecStatus.PIPELINE_SYNC:
-            assert found is not None  # noqa: S101  every statement leads to something
-            return found
-        elif found is None or found.status != pq.ExecStatus.FATAL_ERROR:
-            found = result
+        self._look.modify(server.socket, select.POLLIN)
+
+    def fileno(self) -> int:
+        """Return where the answers come in."""
+        return self._connection.pgconn.socket
+
+    def wait(self) -> None:
+        """Wait until all are answered: perhaps they are, by what was read while much was sent."""
+        while not self.is_answered():
+            self._look.poll()
+
+    def is_answered(self) -> bool:
+        """Read what has come, and return whether that is all; raise OperationalError if the first is unanswered."""
+        try:
+            return self._read()
+        except psycopg.OperationalError:
+            if self._first is None:
+                raise
+            self._connection.close()  # lost behind the first, which is done and has been answered
+            return True
+
+    def _read(self) -> bool:
+        """Take what statements led to once it is committed: rows come before that is tried."""
+        server = self._connection.pgconn
+        server.consume_input()
+        while not server.is_busy():
+            result = server.get_result()
+            if result is None:
+                if server.status != pq.ConnStatus.OK:
+                    raise psycopg.OperationalError("the connection was lost")
+            elif result.status == pq.ExecStatus.PIPELINE_SYNC:
+                self._first, self._found = self._found if self._first is None else self._first, None
+                self._left -= 1
+                if not self._left:
+                    server.exit_pipeline_mode()
+                    return True
+            elif self._found is None or self._found.status != pq.ExecStatus.FATAL_ERROR:
+                self._found = result
+        return False
+
+    @property
+    def is_forgotten(self) -> bool:
+        """Whether the first was refused because the server has it no longer prepared."""
+        return self._field(pq.DiagnosticField.SQLSTATE) == FORGOTTEN
+
+    @property
+    def is_undone(self) -> bool:
+        """Whether the first has failed and left nothing behind: it may be asked again."""
+        return self._field(pq.DiagnosticField.SEVERITY_NONLOCALIZED) == b"ERROR"
+
+    def _field(self, field: pq.DiagnosticField) -> bytes | None:
+        first = self._first
+        return None if first is None or first.status != pq.ExecStatus.FATAL_ERROR else first.error_field(field)
+
+    def extent(self) -> tuple[int, int]:
+        """Return how many rows the first has led to, and the number that the last of them begins with, if any."""
+        count = 0 if self._first is None else self._first.ntuples
+        last = self._first.get_value(count - 1, 0) if self._first is not None and count else None
+        return count, int(last or 0)
+
+    def rows(self) -> list[Row]:
+        """Return the rows of the first, or raise what it failed with."""
+        assert self._first is not None  # noqa: S101  every statement leads to something
+        if self._first.status != pq.ExecStatus.TUPLES_OK:
+            raise _failure(self._connection, self._first)
+        rows = Transformer(self._connection)
+        rows.set_pgresult(self._first)
+        return rows.load_rows(0, self._first.ntuples, tuple)
+
+
+def run_steps(db: Connection, steps: Steps[R]) -> R:
+    """Run something that takes a query at a time, and return what it returns."""
+    rows: list[Row] | None = None
+    while True:
+        try:
+            (asked,) = next(steps) if rows is None else steps.send(rows)
+        except StopIteration as end:
+            return end.value
+        rows = db.run_plain(*asked)
 
 
 @contextmanager

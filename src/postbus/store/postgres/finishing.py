@@ -6,12 +6,12 @@ from typing import NamedTuple
 from postbus.model import Lease
 from postbus.store.contract import Report, Reported, Settlement
 from postbus.store.leases import Finished, Leases
-from postbus.store.postgres.connection import array, texts
+from postbus.store.postgres.connection import Database, Steps, array, texts
 from postbus.store.postgres.single import Remembered
 from postbus.store.reports import Reports, success
-from postbus.store.session import Database, Session
+from postbus.store.session import Session
 
-__all__ = ["Key", "finish", "plain_successes", "report_at_once"]
+__all__ = ["Key", "Plain", "finish", "plain_successes", "reported"]
 
 
 class Ended(NamedTuple):
@@ -34,31 +34,28 @@ def plain_successes(reports: Sequence[Report]) -> Plain:
     return {each[:2]: (each, told) for each in reports if (told := success(each)) is not None}
 
 
-def finish(db: Database, done: Iterable[Settlement], now: int | None = None) -> Ended:
+def finish(done: Iterable[Settlement], now: int | None = None) -> Steps[Ended]:
     """Record successes, now or at another moment; return what the fence let through.
 
     In order of ids, so that two batches never wait crosswise.
     """
     batch = sorted(done, key=lambda told: told.lease)
-    rows = db.run_plain(
-        "finish_all",
-        (
-            array(told.lease.event_id for told in batch),
-            texts(told.lease.subscription for told in batch),
-            array(told.lease.epoch for told in batch),
-            texts(told.worker_id for told in batch),
-            array("NULL" if told.status_code is None else told.status_code for told in batch),
-            array("NULL" if told.execution_time_ms is None else told.execution_time_ms for told in batch),
-            now,
-        ),
+    given = (
+        array(told.lease.event_id for told in batch),
+        texts(told.lease.subscription for told in batch),
+        array(told.lease.epoch for told in batch),
+        texts(told.worker_id for told in batch),
+        array("NULL" if told.status_code is None else told.status_code for told in batch),
+        array("NULL" if told.execution_time_ms is None else told.execution_time_ms for told in batch),
+        now,
     )
+    rows = yield [("finish_all", given)]
     leases = dict(enumerate((told.lease for told in batch), 1))
     return Ended({leases[row[0]]: Finished(*row[1:4]) for row in rows}, *rows[0][4:]) if rows else Ended({})
 
 
-def report_at_once(db: Database, catalog: Remembered, plain: Plain) -> dict[Key, Reported]:
-    """Record plain successes; return what was recorded of which."""
-    ended = finish(db, (told for _, told in plain.values()))
+def reported(db: Database, catalog: Remembered, plain: Plain, ended: Ended) -> dict[Key, Reported]:
+    """Return what was recorded of which plain success."""
     if ended.rows and ended.version != catalog.version:
         catalog.refresh(db)
     session = Session(db, catalog, ended.now)

@@ -9,7 +9,7 @@ from postbus.errors import UnsafeStore
 from postbus.model import Lease
 from postbus.store.contract import Settlement
 from postbus.store.leases import Candidate, Leases, Share
-from postbus.store.postgres.connection import array, texts
+from postbus.store.postgres.connection import array, run_steps, texts
 from postbus.store.postgres.finishing import finish
 from postbus.store.records import Held
 from postbus.store.session import Session
@@ -131,4 +131,4 @@ class PostgresLeases(Leases):
         )
 
     def _finish_all(self, done: list[Settlement]) -> set[Lease]:
-        return set(finish(self._db, done, self._now).rows) if done else set()
+        return set(run_steps(self._db, finish(done, self._now)).rows) if done else set()

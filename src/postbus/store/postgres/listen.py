@@ -34,23 +34,22 @@ class Bell:
     def __init__(self, on_close: Callable[["Bell"], None]) -> None:
         """Begin silent."""
         self._on_close = on_close
-        self._rung = threading.Event()
+        self._silence = threading.Lock()  # broken by being released; whoever waits wakes sooner than by an Event
+        self._silence.acquire()
 
     def wait(self, timeout: float) -> bool:
         """Return True when rung since the last call, False after `timeout` seconds."""
-        rung = self._rung.wait(timeout)
-        if rung:  # not otherwise: it may have been rung since
-            self._rung.clear()
-        return rung
+        return self._silence.acquire(timeout=max(timeout, 0))
 
     def wake(self) -> None:
         """Make the present or the next `wait` return at once."""
-        self._rung.set()
+        with suppress(RuntimeError):  # it has been rung already
+            self._silence.release()
 
     def close(self) -> None:
         """Ring no more."""
         self._on_close(self)
-        self._rung.set()
+        self.wake()
 
 
 class Listener:

@@ -747,6 +747,12 @@ VALUES ($1, $2, $3, postbus.at($4), postbus.at($4), postbus.at($5), postbus.at($
 SELECT id, uid, type, tags, key, title, description, payload, metadata, created_at, priority, max_retries, NULL, pruned
   FROM postbus.read_on($1, $2);
 
+-- name: read_right_on
+-- Where an id follows the other, none can come in between any more: the pins, which cost more than the rows, need no look.
+SELECT id, uid, type, tags, key, title, description, payload::text, metadata::text, postbus.micros(created_at), priority,
+       max_retries, NULL, 0
+  FROM postbus.events WHERE id > $1 ORDER BY id LIMIT $2;
+
 -- name: lead
 SELECT position, log_id, holder, locked, postbus.micros(held_until), crashes, trying
   FROM postbus.checkpoints WHERE subscription = $1 AND stream = 'events' FOR UPDATE;

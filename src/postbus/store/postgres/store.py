@@ -16,12 +16,18 @@ import psycopg
 from postbus.clock import from_micros
 from postbus.errors import Conflict, InvalidRequest, LeaseLost, NotFound, StoreUnavailable
 from postbus.model import Done, Event, Stats, Stream
+from postbus.observe import probe
+from postbus.pattern import Interest
 from postbus.payload import Draft
 from postbus.store.catalog import Catalog
 from postbus.store.committer import Committer
 from postbus.store.contract import (
+    Ahead,
     Claim,
+    Claimed,
+    Couriers,
     Finding,
+    Reader,
     Report,
     Reported,
     Settled,
@@ -31,16 +37,26 @@ from postbus.store.contract import (
     Watch,
     WouldWait,
 )
-from postbus.store.following import Following, deposed
+from postbus.store.following import Following, ahead_of, deposed
 from postbus.store.liveness import Liveness
 from postbus.store.migrate import migrate
 from postbus.store.postgres import appending, foreign
 from postbus.store.postgres.claiming import claim_at_once
-from postbus.store.postgres.connection import Address, Database, put_schema, translate, translated
-from postbus.store.postgres.finishing import Key, finish, plain_successes, report_at_once
+from postbus.store.postgres.connection import (
+    Address,
+    Database,
+    Steps,
+    put_schema,
+    run_steps,
+    translate,
+    translated,
+)
+from postbus.store.postgres.courier import PostgresCourier
+from postbus.store.postgres.finishing import Key, Plain, finish, plain_successes, reported
 from postbus.store.postgres.inspection import holders, inspect, require_safe
 from postbus.store.postgres.leases import Marks, PostgresLeases
 from postbus.store.postgres.listen import Bell, Listener, Notifier
+from postbus.store.postgres.reader import PostgresReader
 from postbus.store.postgres.roles import roles_statements
 from postbus.store.postgres.single import Remembered, Single, SingleCommitter, undeadlocked
 from postbus.store.queries import load_migrations
@@ -92,6 +108,8 @@ class PostgresStore(SqlStore):
             log_id = self._prepare(auto_migrate=auto_migrate)
         super().__init__(Liveness(Path(tempfile.gettempdir()) / f"postbus-{os.getuid()}" / log_id))
         self._idle: list[tuple[Database, Catalog]] = []
+        self._idle_readers: list[tuple[Database, Catalog]] = []
+        """Of those who read on: busy with something else, or used for that last, one would keep events waiting."""
         self._catalogs: dict[int, Remembered] = {}
         self._marks = Marks()
         self._flowing: dict[Kind, int] = {}
@@ -129,14 +147,13 @@ class PostgresStore(SqlStore):
 
     def _committer(self) -> Committer[Database]:
         catalog = Remembered()
-
-        def forget() -> None:
-            catalog.forget()
-            self._marks.clear()
-
-        db = Database(self._address, on_rollback=forget)
+        db = Database(self._address, on_rollback=lambda: self._forget(catalog))
         self._catalogs[id(db)] = catalog
         return SingleCommitter(db, pooled=self._address.pooled)
+
+    def _forget(self, catalog: Catalog) -> None:
+        catalog.forget()
+        self._marks.clear()
 
     @property
     def url(self) -> str:
@@ -151,7 +168,7 @@ class PostgresStore(SqlStore):
             if self._closed:
                 return
             self._closed = True
-            idle, watches, trying = self._idle, list(self._watches), self._trying
+            idle, watches, trying = self._idle + self._idle_readers, list(self._watches), self._trying
         if trying is not None:
             trying.close()
         for watch in watches:
@@ -167,6 +184,30 @@ class PostgresStore(SqlStore):
 
     def hurried(self) -> NoReturn:
         raise WouldWait
+
+    def couriers(self) -> Couriers | None:
+        if self._address.pooled:
+            return None
+        claiming, reporting = Remembered(), Remembered()
+        return Couriers(
+            PostgresCourier[list[Draft], list[Event]](
+                self._address, ("append_one", "notify"), lambda _, drafts: self._publish_lone(drafts)
+            ),
+            PostgresCourier[Claim, Claimed](
+                self._address,
+                ("claim_at_once",),
+                lambda _, claim: self._claim_lone(claiming, claim),
+                claiming.refresh,
+                lambda: self._forget(claiming),
+            ),
+            PostgresCourier[Report, Reported](
+                self._address,
+                ("finish_all",),
+                lambda db, report: self._report_lone(db, reporting, report),
+                reporting.refresh,
+                reporting.forget,
+            ),
+        )
 
     # ── publishing ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -192,6 +233,20 @@ class PostgresStore(SqlStore):
             if notifier is not None:
                 notifier.tell(db)
         return stored
+
+    def _publish_lone(self, drafts: list[Draft]) -> Steps[list[Event]] | None:
+        draft = appending.lone([drafts])
+        return None if draft is None else self._publishing(draft)
+
+    def _publishing(self, draft: Draft) -> Steps[list[Event]]:
+        notifier = self._notifying()
+        told = notifier is not None and notifier.turn()
+        probe("committing")
+        rows = yield appending.lone_asked(draft, tell=told)
+        if notifier is not None and not told:
+            notifier.tell_soon()
+        self._ring()
+        return [appending.lone_event(draft, rows)]
 
     def _filled(self, drafts: Sequence[Draft], stored: list[Event | int]) -> list[Event]:
         """Put the events that uids stood for already in the places that hold only their ids."""
@@ -221,7 +276,7 @@ class PostgresStore(SqlStore):
 
     @contextmanager
     def _transaction(self) -> Generator[CallersTransaction]:
-        with self._borrowed() as (db, catalog):
+        with self._borrowed(self._idle) as (db, catalog):
 
             def append(drafts: Sequence[Draft]) -> list[Event]:
                 with translated(self.url):
@@ -314,7 +369,23 @@ class PostgresStore(SqlStore):
         source = self._flowing.get(kinds.pop()) if len(kinds) == 1 else None
         if source is None or sum(each.limit for each in claims) > LOAD_CHUNK:
             return []
-        return self._single(self._claimer, lambda db, catalog: claim_at_once(db, catalog, self._marks, source, claims))
+        return self._single(
+            self._claimer,
+            lambda db, catalog: run_steps(db, claim_at_once(catalog, self._marks, source, claims)),
+        )
+
+    def _claim_lone(self, catalog: Remembered, claim: Claim) -> Steps[Claimed] | None:
+        source = self._flowing.get(kind(claim))
+        return None if source is None or claim.limit > 1 else self._claiming(catalog, source, claim)
+
+    def _claiming(self, catalog: Remembered, source: int, claim: Claim) -> Steps[Claimed]:
+        wons = yield from claim_at_once(catalog, self._marks, source, [claim])
+        if not wons:
+            raise WouldWait
+        loaded, damaged = self._deliveries(claim, wons[0], wons[0].taken, wons[0].rows)
+        if damaged:
+            raise WouldWait(lambda: self._claimed(claim, wons[0], wons[0].rows))
+        return Claimed(tuple(loaded), wons[0].next_due, suspects=wons[0].suspects, more=wons[0].more)
 
     def _remember(self, key: Kind, *, full: bool) -> None:
         if len(self._flowing) > MAX_REMEMBERED:
@@ -332,7 +403,7 @@ class PostgresStore(SqlStore):
         leases = {each.lease for each in settlements}
         if len(leases) < len(settlements) or not all(isinstance(each.outcome, Done) for each in settlements):
             return super().settle(settlements)
-        finished = self._single(self._settler, lambda db, _: finish(db, settlements).rows) if leases else {}
+        finished = self._single(self._settler, lambda db, _: run_steps(db, finish(settlements)).rows) if leases else {}
         rest = [each for each in settlements if each.lease not in finished]
         told = dict(zip((each.lease for each in rest), super().settle(rest), strict=True)) if rest else {}
         self._ring()
@@ -343,11 +414,27 @@ class PostgresStore(SqlStore):
         if not plain:
             return super().report(reports)
         answers: dict[Key, Reported | LeaseLost | NotFound] = {}
-        answers |= self._single(self._settler, lambda db, catalog: report_at_once(db, catalog, plain))
+        told = [each for _, each in plain.values()]
+        answers |= self._single(
+            self._settler, lambda db, catalog: reported(db, catalog, plain, run_steps(db, finish(told)))
+        )
         if rest := [each for each in reports if each[:2] not in answers]:
             answers |= zip((each[:2] for each in rest), super().report(rest), strict=True)
         self._ring()
         return [answers[each[:2]] for each in reports]
+
+    def _report_lone(self, db: Database, catalog: Remembered, report: Report) -> Steps[Reported] | None:
+        plain = plain_successes([report])
+        return self._reporting(db, catalog, plain) if plain else None
+
+    def _reporting(self, db: Database, catalog: Remembered, plain: Plain) -> Steps[Reported]:
+        ended = yield from finish(told for _, told in plain.values())
+        if not ended.rows:
+            raise WouldWait
+        self._ring()
+        if ended.version != catalog.version:
+            raise WouldWait(lambda: next(iter(reported(db, catalog, plain, ended).values())))
+        return next(iter(reported(db, catalog, plain, ended).values()))
 
     def _jump(self, session: Session) -> int:
         return session.db.value("jump")
@@ -358,6 +445,16 @@ class PostgresStore(SqlStore):
     def _glance(self) -> Generator[Database]:
         with self._connection() as (db, _), decoding(), db.settled():
             yield db
+
+    def read_on(self, after: int, limit: int, interests: tuple[Interest, ...]) -> Ahead:
+        with translated(self.url), self._borrowed(self._idle_readers) as (db, _), decoding(), db.settled():
+            rows = db.run_plain("read_right_on", (after, limit))
+            if rows and rows[-1][0] != after + len(rows):  # what is missing may be about to come
+                rows = db.run_plain("read_on", (after, limit))
+        return ahead_of(rows, after, limit, interests)
+
+    def reader(self) -> Reader:
+        return super().reader() if self._address.pooled else PostgresReader(self._address, self)
 
     def _move_lightly(self, step: Step) -> bool:
         with self._connection() as (db, _):
@@ -560,27 +657,27 @@ class PostgresStore(SqlStore):
     @contextmanager
     def _connection(self) -> Generator[tuple[Database, Catalog]]:
         """Take a connection from the pool for a purpose of ours."""
-        with translated(self.url), self._borrowed() as (db, catalog):
+        with translated(self.url), self._borrowed(self._idle) as (db, catalog):
             yield db.ready(), catalog
 
     @contextmanager
-    def _borrowed(self) -> Generator[tuple[Database, Catalog]]:
-        """Take a connection from the pool; one that an error has made doubtful does not go back."""
+    def _borrowed(self, pool: list[tuple[Database, Catalog]]) -> Generator[tuple[Database, Catalog]]:
+        """Take a connection from a pool; one that an error has made doubtful does not go back."""
         self._usable()
         with self._lock:
-            idle = self._idle.pop() if self._idle else None
-        if idle is None:
+            taken = pool.pop() if pool else None
+        if taken is None:
             catalog = Catalog()
-            idle = Database(self._address, on_rollback=catalog.forget), catalog
+            taken = Database(self._address, on_rollback=catalog.forget), catalog
         try:
-            yield idle
+            yield taken
         finally:
             with self._lock:
-                keep = not self._closed and len(self._idle) < MAX_IDLE and idle[0].idle
+                keep = not self._closed and len(pool) < MAX_IDLE and taken[0].idle
                 if keep:
-                    self._idle.append(idle)
+                    pool.append(taken)
             if not keep:
-                idle[0].close()
+                taken[0].close()
 
 
 def _known(reading: Reading, drafts: Sequence[Draft], stored: list[Event | int]) -> list[Event]:

@@ -24,6 +24,7 @@ class DatabaseOnly:
     """The part of the contract that no server offers."""
 
     hurried = _refusing("writing without waiting")
+    couriers = _refusing("publishing from an event loop")
     transaction = _refusing("a transaction")
     publish_on = _refusing("publishing on a connection of your own")
     publish_on_async = _refusing("publishing on a connection of your own")
@@ -33,6 +34,7 @@ class DatabaseOnly:
     ahead = _refusing("reading by position")
     before = _refusing("reading by position")
     read_on = _refusing("reading by position")
+    reader = _refusing("reading by position")
     consumer = _refusing("a Spark stream")
     advance = _refusing("a Spark stream")
     divert = _refusing("a Spark stream")

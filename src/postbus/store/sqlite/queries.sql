@@ -84,6 +84,13 @@ SELECT json_group_array(json_array(due_at, event_id, state, attempt, retry_count
          WHERE route = ?1 AND due_at <= ?2 AND (due_at, event_id) > (?3, ?4)
          ORDER BY due_at, event_id LIMIT ?5);
 
+-- name: due_one
+-- The same for a single row, for which making an array would take as long as the look itself.
+SELECT due_at, event_id, state, attempt, retry_count
+  FROM deliveries INDEXED BY deliveries_due
+ WHERE route = ?1 AND due_at <= ?2 AND (due_at, event_id) > (?3, ?4)
+ ORDER BY due_at, event_id LIMIT ?5;
+
 -- name: is_due
 SELECT 1 FROM deliveries INDEXED BY deliveries_due WHERE route = ? AND due_at <= ? LIMIT 1;
 

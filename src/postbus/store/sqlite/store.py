@@ -97,6 +97,9 @@ class SqliteStore(SqlStore):
         with self._committer.hurried(), self._database.hurried():
             yield
 
+    def couriers(self) -> None:
+        return None
+
     # ── publishing ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def publish(self, drafts: Sequence[Draft]) -> list[Event]:
@@ -203,7 +206,7 @@ class SqliteStore(SqlStore):
     @contextmanager
     def _glance(self) -> Generator[Database]:
         self._usable()
-        with self._reader() as (db, _), decoding(), db.snapshot():
+        with self._reader() as (db, _), decoding():
             yield db
 
     def _move_lightly(self, step: Step) -> bool:

@@ -24,6 +24,8 @@ LOOK_EVERY: Final = 0.004
 LOOK_ANYWAY: Final = 0.05
 """How often to look where changes are told: they might not be, on a drive that is not as local as it seems."""
 LOOK_SOON: Final = 0.0001
+LOOKS: Final = 5
+"""How often to look in the time that it has taken so far: what counts is seen that much later, at the most."""
 SETTLED: Final = 0.02
 """After so long without a write none is expected to count any more: if one does, it is seen a little later."""
 SHORT: Final = 0.001
@@ -83,7 +85,7 @@ class FileWatch:
         """Sleep until it is time to look: soon while something is being written, else late, or when something is."""
         now = time.monotonic()
         if self._began is not None:
-            look, pause = self._hearing, min(max((now - self._began) / 2, LOOK_SOON), SHORT, left)
+            look, pause = self._hearing, min(max((now - self._began) / LOOKS, LOOK_SOON), SHORT, left)
         else:
             most = LOOK_EVERY if self._written is None else LOOK_ANYWAY
             look, pause = self._look, min(max((now - self._written_at) / 2, SHORT), most, left)
