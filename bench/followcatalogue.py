@@ -28,7 +28,7 @@ def measures(*, quick: bool) -> list[Measure]:
             _catch_up(store, count=20_000 if quick else 200_000),
             _tracked(store, count=2_000 if quick else 20_000),
             _memory(store, count=50_000 if quick else 1_000_000),
-            _live(store, count=60 if quick else 400, rounds=1 if quick else 3),
+            _live(store, count=60 if quick else 800, rounds=1 if quick else 3),
         )
     ]
 
