@@ -16,9 +16,11 @@ import apsw
 import pytest
 
 from postbus import EventBus, NotFound, RetryPolicy, Status, StoreUnavailable
+from postbus.http import errands as errands_module
 from postbus.http import gate as gate_module
 from postbus.http import publishing
-from postbus.http.gate import Gate, Hand, Haste
+from postbus.http.errands import Hand, Haste
+from postbus.http.gate import Gate
 from postbus.pattern import Interest
 from postbus.store import open_store
 from postbus.store.contract import Claim
@@ -87,7 +89,7 @@ def test_a_slow_disk_is_left_to_the_threads(served: Served, kind: str):
 def test_a_disk_that_is_slow_now_and_then_is_not_a_slow_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """What takes longer may have a twentieth of the loop's time: that of a second at once, and then as time goes by."""
     now = 100.0
-    monkeypatch.setattr(gate_module, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(errands_module, "time", SimpleNamespace(monotonic=lambda: now))
 
     def take(seconds: float) -> None:
         nonlocal now

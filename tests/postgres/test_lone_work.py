@@ -11,7 +11,8 @@ import orjson
 import pytest
 
 from postbus.errors import LeaseLost, StoreUnavailable
-from postbus.http.gate import Errands, Gate
+from postbus.http.errands import Errands
+from postbus.http.gate import Gate
 from postbus.model import AttemptError, Delivery
 from postbus.payload import draft
 from postbus.retry import RetryPolicy

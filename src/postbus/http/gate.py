@@ -9,247 +9,34 @@ import asyncio
 import logging
 import math
 import threading
-import time
 from collections import defaultdict, deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
-from queue import SimpleQueue
-from typing import Any, Final, Generic, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 from postbus import figures
-from postbus.errors import InvalidRequest, NotFound, PostbusError
+from postbus.errors import NotFound, PostbusError
+from postbus.http.errands import MOST, Errands, Hand, Haste, Lane, finished
 from postbus.loop import Loop
 from postbus.model import Action, Dead, Delivery, Done, DoneWithErrors, Event, LogEntry, Outcome, Retry, Status
 from postbus.observe import tell
 from postbus.payload import Draft
-from postbus.store.contract import Claim, Claimed, Courier, Report, Reported, Store, Watch, WouldWait
+from postbus.store.contract import Claim, Claimed, Report, Reported, Store, Watch, WouldWait
 
 __all__ = ["Gate"]
 
-A = TypeVar("A")
 R = TypeVar("R")
 P = ParamSpec("P")
-Batch = list[tuple[A, asyncio.Future[R]]]
-"""What is asked, and who waits for the answer."""
 Gone = Callable[[], Coroutine[Any, Any, None]]
 """Returns when whoever asked has hung up."""
 READERS: Final = 8
-MOST: Final = 500
 LOOK_EVERY: Final = 1.0
 LOOK_AGAIN: Final = 0.01
-BRISK: Final = 0.002
-"""Seconds that the event loop may be kept: about what a commit takes on a disk that is not slow."""
-SHARE: Final = 0.05
-"""How much of the loop's time may go to what took longer …"""
-OVER: Final = 1.0
-"""… over so many seconds: a disk that is slow now and then is not a slow one."""
 FEW: Final = 10
 SMALL: Final = 65_536
-
-
-class Hand:
-    """A thread that does what it is given, one thing after the other. A pool of one would take twice the time."""
-
-    def __init__(self, name: str) -> None:
-        """Begin with nothing to do."""
-        self._name = name
-        self._given: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name=f"postbus-{name}", daemon=True)
-        self._thread.start()
-
-    def give(self, work: Callable[[], None]) -> None:
-        """Have it done next."""
-        self._given.put(work)
-
-    def _work(self) -> None:
-        while (work := self._given.get()) is not None:
-            try:
-                work()
-            except Exception as error:  # noqa: BLE001  whoever comes next is served all the same
-                tell(logging.ERROR, "http_failed", error=error, hand=self._name)
-
-    def close(self) -> None:
-        """Do what is left, and no more."""
-        self._given.put(None)
-        self._thread.join()
-
-
-class Haste:
-    """Does in the event loop what a thread would only make slower: as long as that is quick, and waits for nobody."""
-
-    def __init__(self, store: Store) -> None:
-        """Ask of a store."""
-        self._store = store
-        self._rested = -math.inf
-        """When what took longer will be its share of the time since."""
-
-    def at_once(self, work: Callable[[], R]) -> tuple[R] | None:
-        """Return what `work` does, or nothing if it is to be done in a thread: then nothing has been done yet."""
-        began = time.monotonic()
-        if began + OVER < self._rested:
-            return None
-        try:
-            with self._store.hurried():
-                return (work(),)
-        except WouldWait:
-            return None
-        finally:
-            if (took := time.monotonic() - began) > BRISK:  # the disk is slow, now or always
-                self._rested = max(self._rested, began) + took / SHARE
-
-
-class Errands(Generic[A, R]):
-    """Has a courier ask for what comes alone, if there is one; the loop does other things meanwhile."""
-
-    def __init__(self, courier: Courier[A, R] | None) -> None:
-        """Begin with a courier that is to be prepared."""
-        self._courier = courier
-        self._ready = False
-
-    def prepare(self) -> None:
-        """Get the courier ready if it is not; waits, and so is for a thread, when that has answered whoever asked."""
-        if self._courier is not None and not self._ready:
-            with suppress(PostbusError):  # the store is away: whoever asks is told so
-                self._courier.prepare()
-                self._ready = True  # only now: till then nobody else uses it
-
-    def run(self, item: A, then: Callable[[R | Exception], None]) -> bool:
-        """Ask, and have `then` called with what came of it; return False if it is to be asked in a thread.
-
-        That may turn out only later, too: WouldWait is what came of it then.
-        """
-        if self._courier is None or not self._ready:
-            return False
-        try:
-            sent = self._courier.send(item)
-        except Exception as error:  # noqa: BLE001  raised in the coroutine that asked
-            self._ready = False
-            then(error)
-            return True
-        self._ready = self._courier.ready
-        if sent:
-            self._await(self._courier, then)
-        return sent
-
-    def _await(self, courier: Courier[A, R], then: Callable[[R | Exception], None]) -> None:
-        file = courier.fileno()
-        asyncio.get_running_loop().add_reader(file, self._look, courier, file, then)
-
-    def _look(self, courier: Courier[A, R], file: int, then: Callable[[R | Exception], None]) -> None:
-        asyncio.get_running_loop().remove_reader(file)  # before it is closed, should it have been lost
-        try:
-            told = courier.answer()
-        except Exception as error:  # noqa: BLE001  raised in the coroutine that asked
-            self._ready = False
-            then(error)
-            return
-        if told is None:
-            self._await(courier, then)
-        else:
-            then(told[0])
-
-    def close(self) -> None:
-        """Ask no more."""
-        if self._courier is not None:
-            self._courier.close()
-
-
-class Lane(Generic[A, R]):
-    """Asks the store for many at once, in a thread of its own; whatever comes meanwhile goes together next."""
-
-    def __init__(
-        self,
-        name: str,
-        run: Callable[[list[A]], Sequence[R | Exception]],
-        haste: Haste,
-        errands: Errands[A, R],
-        is_small: Callable[[A], bool] = lambda _: True,
-    ) -> None:
-        """Bring what is asked to `run`, which answers each in order, with an error if it is to be raised."""
-        self._run = run
-        self._haste = haste
-        self._errands = errands
-        self._is_small = is_small
-        self._hand = Hand(name)
-        self._waiting: deque[tuple[A, asyncio.Future[R]]] = deque()
-        self._busy = False
-        """Whether something is being done, and so whoever asks has to wait."""
-
-    async def ask(self, item: A) -> R:
-        """Return the answer for one."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[R] = loop.create_future()
-        self._waiting.append((item, future))
-        if not self._busy:
-            self._busy = True
-            loop.call_soon(self._start, loop)  # not at once: others may be about to ask
-        return await future
-
-    def _start(self, loop: asyncio.AbstractEventLoop) -> None:
-        batch = [self._waiting.popleft() for _ in range(min(MOST, len(self._waiting)))]
-        self._busy = bool(batch)
-        if not batch:
-            return
-        lone = len(batch) == 1 and self._is_small(batch[0][0])
-        if lone and (done := self._haste.at_once(lambda: self._answers([batch[0][0]]))) is not None:
-            self._finish(loop, batch, *done)
-        elif not (lone and self._errands.run(batch[0][0], partial(self._told, loop, batch))):
-            self._hand.give(partial(self._bring, loop, batch))
-
-    def _told(self, loop: asyncio.AbstractEventLoop, batch: Batch[A, R], answer: R | Exception) -> None:
-        if isinstance(answer, WouldWait):
-            self._hand.give(partial(self._bring, loop, batch, answer.rest))
-        else:
-            self._finish(loop, batch, [answer])
-
-    def _bring(self, loop: asyncio.AbstractEventLoop, batch: Batch[A, R], rest: Callable[[], R] | None = None) -> None:
-        answers = _finished(rest) if rest else self._answers([item for item, _ in batch])
-        loop.call_soon_threadsafe(self._finish, loop, batch, answers)
-        self._errands.prepare()
-
-    def _answers(self, items: list[A]) -> Sequence[R | Exception]:
-        """Return an answer for each; one that is wrong in itself must not harm its neighbours, so each is asked alone.
-
-        Not so where the store is away: what was asked may have happened all the same.
-        """
-        try:
-            return self._run(items)
-        except (InvalidRequest, NotFound) as error:
-            if len(items) == 1:
-                return [error]
-            return [self._answers([item])[0] for item in items]
-        except WouldWait:
-            raise
-        except Exception as error:  # noqa: BLE001  raised in the coroutine that asked
-            return [error] * len(items)
-
-    def _finish(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        batch: Batch[A, R],
-        answers: Sequence[R | Exception],
-    ) -> None:
-        for (_, future), answer in zip(batch, answers, strict=True):
-            if future.cancelled():
-                continue
-            if isinstance(answer, Exception):
-                future.set_exception(answer)
-            else:
-                future.set_result(answer)
-        self._start(loop)
-
-    @property
-    def busy(self) -> bool:
-        """Whether somebody waits for an answer."""
-        return self._busy
-
-    def close(self) -> None:
-        """Take no more."""
-        self._hand.close()
-        self._errands.close()
 
 
 class Waiting:
@@ -465,7 +252,7 @@ class Gate:
         claims: list[Claim],
         rest: Callable[[], Claimed] | None = None,
     ) -> None:
-        answers = _finished(rest) if rest else self._claimed(claims)
+        answers = finished(rest) if rest else self._claimed(claims)
         loop.call_soon_threadsafe(self._hand_out, asked, answers)
         self._claims.prepare()
 
@@ -535,14 +322,6 @@ class Gate:
         self._wanted.set()
         if self.rings <= since:  # looked at last: from now on a ring finds the one who waits
             await asyncio.wait({self._rung}, timeout=timeout)
-
-
-def _finished(rest: Callable[[], R]) -> list[R | Exception]:
-    """Return the answer that somebody has yet to get who came alone."""
-    try:
-        return [rest()]
-    except Exception as error:  # noqa: BLE001  raised in the coroutine that asked
-        return [error]
 
 
 def _is_small(drafts: list[Draft]) -> bool:

@@ -328,9 +328,13 @@ class Database:
         connection = self._open()
         sent = self._answered(connection, asked)
         if sent.is_forgotten:
-            self._prepared.clear()
+            self.forget_prepared()
             sent = self._answered(connection, asked)
         return sent.rows()
+
+    def forget_prepared(self) -> None:
+        """Prepare anew what the server no longer has."""
+        self._prepared.clear()
 
     def _answered(self, connection: psycopg.Connection[Row], asked: Sequence[Asked]) -> "Sent":
         for name, _ in asked:

@@ -77,6 +77,8 @@ class PostgresCourier(Generic[A, R]):
             with translated(self._shown):
                 if not sent.is_answered():
                     return None
+                if sent.is_forgotten:
+                    self._db.forget_prepared()
                 rows = None if sent.is_undone else sent.rows()
         except BaseException:
             self.close()
