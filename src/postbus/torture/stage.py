@@ -39,11 +39,15 @@ BUSY: Final = """
     SELECT count(*) FROM pg_stat_activity
     WHERE datname = current_database() AND application_name = %s AND (state <> 'idle' OR backend_xid IS NOT NULL)
 """
-SIZE: Final = """
+TABLES_SIZE: Final = """
     SELECT sum(pg_total_relation_size(oid)) FROM pg_class
     WHERE relkind = 'r' AND relnamespace = 'postbus'::regnamespace AND relname != 'dedup'
 """
-UIDS: Final = "SELECT coalesce(sum(pgsize), 0) FROM dbstat WHERE name LIKE '%dedup%'"
+FILE_SIZE: Final = """
+    SELECT (SELECT page_count FROM pragma_page_count) * (SELECT page_size FROM pragma_page_size)
+           - coalesce(sum(pgsize), 0)
+      FROM dbstat WHERE name IN (SELECT name FROM sqlite_schema WHERE tbl_name IN ('dedup', 'effects', 'own'))
+"""
 PATIENCE: Final = 60.0
 """How long, in seconds, whatever should happen by itself is waited for."""
 
@@ -132,10 +136,8 @@ class Store:
             connection.close()
 
     def size(self) -> int:
-        """Return how many bytes it takes, but for the uids, which are remembered for days however many there are."""
-        if self.is_sqlite:
-            return self.path.stat().st_size - self.rows(UIDS)[0][0]
-        return int(self.rows(SIZE)[0][0])
+        """Return how many bytes it takes, but for what is to last: uids, for days, and what the crew itself writes."""
+        return int(self.rows(FILE_SIZE if self.is_sqlite else TABLES_SIZE)[0][0])
 
     def is_writing(self, name: str) -> bool:
         """Return whether one of the crew (on a file: anybody) has a transaction open that others may wait for."""
