@@ -3,6 +3,7 @@
 import resource
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,7 +33,7 @@ def test_a_commit_is_told_and_need_not_be_looked_for(tmp_path, crew: Crew, monke
     """Whoever waits is woken by the write itself; while nothing happens, nothing is looked at (S4.10)."""
     monkeypatch.setattr(watch_module, "LOOK_ANYWAY", FOREVER)
     one, two = opened(tmp_path / "bus.db"), opened(tmp_path / "bus.db")
-    watch = one.watch()
+    watch: Any = one.watch()
     while watch.wait(0):
         pass
     for _ in range(50):
