@@ -112,11 +112,10 @@ def planted() -> Iterator[str]:
     yield "| planted bug | where | caught by | verdicts |"
     yield "|---|---|---|---|"
     for bug in bugs:
-        by = (
-            bug["caught_by"]
-            if bug["caught_by"].startswith("tests/")
-            else f"postbus torture {bug['caught_by'].split()[0]}"
-        )
+        by = bug["caught_by"]
+        if not by.startswith("tests/"):
+            fault, _, number = by.split()
+            by = f"postbus torture {f'--soak {number}' if fault == 'soak' else fault}"
         verdicts = ", ".join(bug["verdicts"]) or "the test fails"
         yield f"| {bug['what']} | `{bug['file']}` | `{by}` | {verdicts if bug['caught'] else '**not caught**'} |"
     yield ""

@@ -63,6 +63,14 @@ def test_a_broken_promise_is_told_with_the_way_to_see_it_again(cli, tmp_path: Pa
     assert (tmp_path / "proof" / "poison-payload-sqlite-x" / "history").is_dir()
 
 
+def test_a_broken_soak_is_told_with_the_way_to_see_it_again(cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """It is no fault of the list, and has its own option."""
+    found = trial.Result("soak", "sqlite", "x", 3, seconds=60.0, verdicts=(Verdict("grown", "tables"),))
+    monkeypatch.setattr(trial, "soak", lambda *_: (found, []))
+    asked = ("torture", "--soak", "60", "--store", "sqlite", "--seed", "x", "--report", str(tmp_path / "proof"))
+    assert "again: postbus torture --soak 60 --store sqlite --seed x\n" in cli(*asked, expect=3).stderr
+
+
 def test_one_seed_draws_one_schedule(tmp_path: Path):
     """Who is struck and in which way follows from the seed alone."""
 

@@ -177,5 +177,7 @@ def _tell(results: list["Result"]) -> None:
     told = ", ".join(f"{rule} {count:,}" for rule, count in rules.most_common())
     first = broken[0]
     say(f"{len(broken)} of {len(results)} runs broke a promise: {told}", style="red")
-    say(f"again: postbus torture {first.fault} --store {first.store} --seed {first.seed} --trials {first.strikes}")
+    soaked = first.fault == "soak"
+    what, often = (f"--soak {first.seconds:.0f}", "") if soaked else (first.fault, f" --trials {first.strikes}")
+    say(f"again: postbus torture {what} --store {first.store} --seed {first.seed}{often}")
     raise typer.Exit(3)
