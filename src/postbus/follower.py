@@ -74,7 +74,6 @@ class Follower:
         self._lease = timedelta(seconds=follow.lease)
         self._interests = (follow.handler.interest,)
         self._limit = follow.batch_size
-        self._reader = store.reader()
         self._lead: Lead | None = None
         self._held: ExitStack | None = None
         self._check_held: Any = None
@@ -93,8 +92,8 @@ class Follower:
         self._runner: asyncio.Runner | None = None
         self._left = Leftovers(store, follow, self._worker_id, self._owner)
         self._subscribe()
-        self._watch = store.watch()
-        self._following = Loop(f"follow {self._name}", self._turn, self._watch)
+        self._reader = store.reader()
+        self._following = Loop(f"follow {self._name}", self._turn, self._reader)
         self._beating = Loop(f"lead {self._name}", self._beat)
 
     @classmethod
@@ -158,7 +157,7 @@ class Follower:
             if self._runner is not None:
                 self._runner.close()
             self._alive.close()
-        self._watch.close()
+        self._reader.close()
         if self._own is not None:
             self._own.close()
         return done
@@ -301,7 +300,7 @@ class Follower:
     def _step_down(self, *, resign: bool = False) -> None:
         """Lead no more; what is not saved is repeated, by whoever leads next."""
         lead, self._lead = self._lead, None
-        self._reader.close()
+        self._reader.drop()
         try:
             if lead is not None and resign:
                 self._save(lead)
@@ -349,7 +348,7 @@ class Follower:
             )
         self._newest = 0 if ahead.more else ahead.reached
         if ahead.events and not self._handle_all(lead, ahead):
-            self._reader.close()
+            self._reader.drop()
             return self._poll
         self._done(ahead.reached, 0)
         sparse = ahead.more and len(ahead.events) * SPARSE < self._limit

@@ -105,3 +105,18 @@ def test_without_listening_events_come_by_polling(url: str, make_worker: Callabl
     worker.latency()
     assert worker.latency() < POLL + 1
     assert listeners(url) == []
+
+
+def test_a_bus_that_only_follows_needs_nobody_to_listen_for_it(url: str, eventually: Eventually):
+    """Its followers do that themselves, and hear of an event at once (S3.12, S4.3)."""
+    bus, publisher = EventBus(url, poll_interval=60.0), EventBus(url)
+    came: list[int] = []
+    bus.follow("seen", "*")(lambda event: came.append(event.id))
+    bus.start()
+    publisher.publish("a")
+    eventually(lambda: len(came) == 1)
+    publisher.publish("a")
+    eventually(lambda: len(came) == 2)
+    assert "postbus-listen" not in [thread.name for thread in threading.enumerate()]
+    bus.shutdown()
+    publisher.shutdown()

@@ -7,7 +7,7 @@ from typing import Any, LiteralString, cast
 import psycopg
 import pytest
 
-from postbus.store import Store, open_store
+from postbus.store import Store, contract, open_store
 from postbus.store.contract import Finding
 from tests.conftest import Crew
 from tests.postgres.server import query
@@ -23,6 +23,15 @@ def store(url: str) -> Iterator[Store]:
     store = open_store(url)
     yield store
     store.close()
+
+
+@pytest.fixture
+def followers(store: Store) -> Iterator[contract.Reader]:
+    """Give what a follower reads by."""
+    reader = store.reader()
+    yield reader
+    reader.drop()
+    reader.close()
 
 
 def follow(url: str, reader: Reader, seconds: float, store: Store | None) -> Writers:
@@ -41,11 +50,12 @@ def follow(url: str, reader: Reader, seconds: float, store: Store | None) -> Wri
 
 @pytest.mark.parametrize("seconds", SECONDS)
 @pytest.mark.parametrize("held", [False, True], ids=["alone", "beside a long write"])
-@pytest.mark.parametrize("by", ["the function", "the store"])
+@pytest.mark.parametrize("by", ["the function", "a follower"])
 def test_a_reader_by_pins_misses_nothing(
     url: str,
     connect: Connect,
     store: Store,
+    followers: contract.Reader,
     seconds: float,
     held: bool,  # noqa: FBT001
     by: str,
@@ -55,7 +65,7 @@ def test_a_reader_by_pins_misses_nothing(
     if held:
         other = connect(autocommit=False)
         other.execute("CREATE TABLE public.elsewhere (x integer)")
-    reader = Reader(connect()) if by == "the function" else StoreReader(connect(), store)
+    reader = Reader(connect()) if by == "the function" else StoreReader(connect(), followers)
     writers = follow(url, reader, seconds, store)
     stored = [each for (each,) in query(url, "SELECT id FROM events ORDER BY id")]
     with capsys.disabled():
@@ -99,9 +109,9 @@ def test_the_head_stands_still_for_an_open_publish_and_goes_on_after_it(url: str
 
 
 @pytest.mark.parametrize("page", [1, 20])
-def test_what_follows_without_a_gap_waits_for_nobody(url: str, connect: Connect, store: Store, page: int):
+def test_what_follows_without_a_gap_waits_for_nobody(url: str, connect: Connect, followers: contract.Reader, page: int):
     """Who has pinned, but drawn no id below it, can bring nothing in between; who has drawn one is waited for (I5)."""
-    slow, quick, reader = connect(autocommit=False), connect(), StoreReader(connect(), store, page)
+    slow, quick, reader = connect(autocommit=False), connect(), StoreReader(connect(), followers, page)
     first = insert(quick)
     slow.execute("SELECT postbus.pin('events')")
     assert [insert(quick), insert(quick)] == [first + 1, first + 2]

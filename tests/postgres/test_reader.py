@@ -1,11 +1,15 @@
-"""A follower that catches up has the next page looked up meanwhile, and reads what it would have read anyway."""
+"""On one connection a follower reads, has the next page looked up while it catches up, and hears that there is more."""
 
+import os
 import select
+import stat
+import threading
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
+from postbus.errors import EventBusShutdownError
 from postbus.pattern import Interest
 from postbus.payload import draft
 from postbus.store import Store, following, open_store
@@ -41,7 +45,16 @@ def reader(store: Store) -> Iterator[PostgresReader]:
     reader = store.reader()
     assert isinstance(reader, PostgresReader)
     yield reader
+    reader.drop()
     reader.close()
+
+
+@pytest.fixture
+def other(url: str) -> Iterator[Store]:
+    """Give the store as another process has it."""
+    other = open_store(url)
+    yield other
+    other.close()
 
 
 def read(reader: Reader, after: int = 0, pages: int = 1) -> list[int]:
@@ -66,7 +79,7 @@ def await_coming(reader: PostgresReader) -> None:
 
 
 def test_the_pages_are_those_of_the_log(store: Store, reader: PostgresReader):
-    """Each event once, in order, as far as it is wanted; at the end nothing is left under way, nor a connection."""
+    """Each event once, in order, as far as it is wanted; at the end nothing is left under way."""
     wanted, after, seen, ahead = (Interest("t1"),), 0, list[object](), list[bool]()
     while (page := reader.read_on(after, PAGE, wanted)).more:
         assert page == store.read_on(after, PAGE, wanted)
@@ -76,7 +89,7 @@ def test_the_pages_are_those_of_the_log(store: Store, reader: PostgresReader):
     seen += [each.payload for each in page.events]
     assert seen == list(range(1, 105, 3))
     assert ahead == [False] + [True] * 9
-    assert (is_coming(reader), reader._db.lost) == (False, True)
+    assert not is_coming(reader)
 
 
 def test_what_is_published_meanwhile_is_read_in_its_turn(store: Store, reader: PostgresReader):
@@ -121,11 +134,13 @@ def test_who_takes_his_time_has_nothing_looked_up(reader: PostgresReader, monkey
 
 
 @pytest.mark.parametrize("forgetful", [False, True])
-def test_a_connection_that_is_lost_meanwhile_is_no_matter(reader: PostgresReader, url: str, *, forgetful: bool):
-    """It is a read: it is done again, on another; so is what the server no longer knows."""
+def test_a_connection_that_is_lost_meanwhile_is_no_matter(
+    reader: PostgresReader, other: Store, url: str, *, forgetful: bool
+):
+    """It is a read: it is done again, on another that listens too; so is what the server no longer knows."""
     read(reader, 0, 2)
     if forgetful:
-        reader.close()
+        reader.drop()
         read(reader)
         reader._db.prepare("read_on")
         reader._db.connection.execute("DEALLOCATE ALL")
@@ -133,6 +148,9 @@ def test_a_connection_that_is_lost_meanwhile_is_no_matter(reader: PostgresReader
         query(url, "SELECT pg_terminate_backend(%s, 5000)", reader._db.connection.info.backend_pid)
     assert read(reader, 20, 3) == list(range(21, 51))
     assert is_coming(reader)
+    assert read(reader, 50, 6) == list(range(51, 106))
+    publish(other)
+    assert waited(reader, LONG) == (True, False)
 
 
 def test_a_page_on_its_way_holds_nothing_back(reader: PostgresReader, url: str, eventually: Callable[..., object]):
@@ -147,3 +165,129 @@ def test_what_is_wanted_is_made_out_once(store: Store):
     assert following._wanting((Interest("t1"),)) is following._wanting((Interest("t1"),))
     assert not hasattr(following._PlainReader, "cache_info")
     assert following._PlainReader(store) is not following._PlainReader(store)  # type: ignore[arg-type]
+
+
+# ── waiting ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+LONG, SHORT = 30.0, 0.3
+
+
+def waited(reader: Reader, seconds: float) -> tuple[bool, bool]:
+    """Wait so long; return what that returned, and whether it took all that time."""
+    began = time.monotonic()
+    return reader.wait(seconds), time.monotonic() - began >= seconds
+
+
+def publish(store: Store) -> int:
+    """Publish an event, and return its id."""
+    return store.publish([draft({"type": "t1"})])[0].id
+
+
+def test_it_is_heard_where_it_is_read(url: str, reader: PostgresReader, other: Store):
+    """One connection, no thread: nobody else has to be woken."""
+    read(reader, 105)
+    assert waited(reader, SHORT) == (False, True)
+    mine = publish(other)
+    assert waited(reader, LONG) == (True, False)
+    assert read(reader, 105) == [mine]
+    assert waited(reader, SHORT) == (False, True)
+    assert "postbus-listen" not in [each.name for each in threading.enumerate()]
+
+
+def test_what_is_told_while_it_reads_is_not_forgotten(reader: PostgresReader, other: Store):
+    """The notice comes in with an answer, behind which nobody looks at the wire for it."""
+    read(reader, 105)
+    publish(other)
+    assert select.select([reader._wire], [], [], LONG)[0]
+    read(reader, 0)
+    assert not select.select([reader._wire], [], [], 0)[0]
+    assert waited(reader, LONG) == (True, False)
+    assert waited(reader, SHORT) == (False, True)
+
+
+def test_whoever_is_of_this_process_rings(store: Store, reader: PostgresReader):
+    """Whether it is read already or not; once for many."""
+    for _ in range(2):
+        for _ in range(3):
+            store._ring()  # type: ignore[attr-defined]
+        assert waited(reader, LONG) == (True, False)
+        assert waited(reader, SHORT) == (False, True)
+        threading.Timer(0.1, reader.wake).start()
+        assert waited(reader, LONG) == (True, False)
+        read(reader, 105)
+
+
+def test_a_ring_that_comes_between_is_one_too_many_at_most(reader: PostgresReader):
+    """Said, but not written yet when the wait ended: the next one ends for it, and the one behind that does not."""
+    os.write(reader._bell[1], b"!")
+    assert waited(reader, LONG) == (True, False)
+    assert waited(reader, SHORT) == (False, True)
+
+
+def test_it_can_be_rung_more_often_than_anybody_waits(reader: PostgresReader):
+    """Nobody has to wait because the pipe is full."""
+    for _ in range(100_000):
+        reader._rung = False
+        reader.wake()
+    assert waited(reader, LONG) == (True, False)
+
+
+def test_a_connection_that_is_lost_ends_the_wait(url: str, reader: PostgresReader, other: Store):
+    """What was told meanwhile is found by looking; from then on it is heard again."""
+    read(reader, 105)
+    query(url, "SELECT pg_terminate_backend(%s, 5000)", reader._db.connection.info.backend_pid)
+    assert waited(reader, LONG) == (True, False)
+    reader.wait(SHORT)  # for its last words, and for its end
+    assert waited(reader, SHORT) == (False, True)
+    assert read(reader, 105) == []
+    mine = publish(other)
+    assert waited(reader, LONG) == (True, False)
+    assert read(reader, 105) == [mine]
+
+
+def test_who_does_something_else_has_no_connection(url: str, reader: PostgresReader, other: Store):
+    """One who only stands by, or is paused, hears nothing of others: he looks by himself."""
+    read(reader, 0, 2)
+    reader.drop()
+    assert (is_coming(reader), reader._db.lost) == (False, True)
+    publish(other)
+    assert waited(reader, SHORT) == (False, True)
+    assert read(reader, 20, 2) == list(range(21, 41))
+
+
+def test_without_listening_nothing_is_heard(url: str, other: Store):
+    """`listen=False`: others' events are found by looking alone."""
+    store = open_store(url, listen=False)
+    reader = store.reader()
+    assert len(read(reader, 100)) == 0
+    publish(other)
+    assert waited(reader, SHORT) == (False, True)
+    reader.drop()
+    store.close()
+
+
+def test_a_store_that_is_closed_is_not_read(store: Store, reader: PostgresReader):
+    """Whoever waits is sent to look, and is told."""
+    threading.Timer(0.1, store.close).start()
+    assert waited(reader, LONG) == (True, False)
+    with pytest.raises(EventBusShutdownError):
+        reader.read_on(0, PAGE, ALL)
+
+
+def test_what_it_rings_with_goes_when_it_goes(store: Store):
+    """No file stays open behind it."""
+    readers = [store.reader() for _ in range(50)]
+    ends = [end for each in readers if isinstance(each, PostgresReader) for end in each._bell]
+    for each in readers:
+        each.close()
+    del each, readers
+    assert len(ends) == 100
+    assert not [end for end in ends if is_pipe(end)]
+
+
+def is_pipe(number: int) -> bool:
+    """Return whether a number is that of a pipe of this process."""
+    try:
+        return stat.S_ISFIFO(os.fstat(number).st_mode)
+    except OSError:
+        return False

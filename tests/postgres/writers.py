@@ -10,7 +10,7 @@ import psycopg
 
 from postbus.pattern import Interest
 from postbus.payload import draft
-from postbus.store import Store
+from postbus.store import Store, contract
 
 __all__ = ["Reader", "StoreReader", "Writers", "insert"]
 
@@ -149,15 +149,15 @@ class Reader:
 class StoreReader(Reader):
     """Does so by the product's own way, which looks up the head only where an id is missing."""
 
-    def __init__(self, connection: psycopg.Connection[Any], store: Store, page: int = 20) -> None:
-        """Read so many at a time."""
+    def __init__(self, connection: psycopg.Connection[Any], followers: contract.Reader, page: int = 20) -> None:
+        """Read so many at a time, as a follower does."""
         super().__init__(connection)
-        self._store = store
+        self._followers = followers
         self._page = page
 
     def _read(self) -> None:
         more = True
         while more:
-            ahead = self._store.read_on(self._last, self._page, (Interest("*"),))
+            ahead = self._followers.read_on(self._last, self._page, (Interest("*"),))
             self.seen += [each.id for each in ahead.events]
             more = ahead.more

@@ -385,15 +385,15 @@ class Couriers(NamedTuple):
     report: Courier[Report, Reported]
 
 
-class Reader(Protocol):
-    """Reads the log for one who goes on and on."""
+class Reader(Watch, Protocol):
+    """Reads the log for one who goes on and on, and tells when there may be more."""
 
     def read_on(self, after: int, limit: int, interests: tuple[Interest, ...]) -> "Ahead":
         """Do what `Store.read_on` does; what probably comes next may be on its way already."""
         ...
 
-    def close(self) -> None:
-        """Have nothing under way: for one who has come to the end, or is to do something else."""
+    def drop(self) -> None:
+        """Have nothing under way, and hear of nothing until the next reading: for one who is to do something else."""
         ...
 
 

@@ -16,7 +16,7 @@ from postbus.errors import InvalidRequest, LeaseLost, NotFound, UnsafeStore
 from postbus.model import Action, Event, Mode, Span, State, Status, Stream, Subscription
 from postbus.pattern import Interest
 from postbus.store.burials import Burials
-from postbus.store.contract import Ahead, Burial, Lead, Reader, Rewound, Step
+from postbus.store.contract import Ahead, Burial, Lead, Reader, Rewound, Step, Watch
 from postbus.store.erasing import ERASED, erased, unquoted
 from postbus.store.positions import Positions
 from postbus.store.records import encode_errors, followed_events
@@ -232,6 +232,9 @@ class Followed(ABC):
     def is_dead(self, owner: str) -> bool: ...
 
     @abstractmethod
+    def watch(self) -> Watch: ...
+
+    @abstractmethod
     def _ring(self) -> None: ...
 
     @abstractmethod
@@ -341,8 +344,10 @@ class _PlainReader:
 
     def __init__(self, store: Followed) -> None:
         self.read_on = store.read_on
+        watch = store.watch()
+        self.wait, self.wake, self.close = watch.wait, watch.wake, watch.close
 
-    def close(self) -> None:
+    def drop(self) -> None:
         pass
 
 

@@ -304,7 +304,7 @@ def database_crash(play: Play) -> None:
 @fault("connections-ended", "everybody connects anew and goes on; listeners too", stores=POSTGRES)
 def connections_ended(play: Play) -> None:
     """End the connections of the listeners, or all (pg_terminate_backend)."""
-    which = play.chance.choice(("", " AND query ILIKE 'LISTEN%'"))
+    which = play.chance.choice(("", " AND (query ILIKE 'LISTEN%' OR query LIKE '%events WHERE id > $1%')"))
     play.note("the listeners' connections end" if which else "all connections end")
     ended = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = current_database()"
     play.stage.store.rows(f"{ended} AND pid <> pg_backend_pid(){which}")

@@ -325,25 +325,22 @@ class Database:
         Nor within a transaction: after a rollback, or DROP, psycopg may have the server forget every prepared
         statement, ours too, and what would be repeated here could not be repeated there.
         """
-        connection = self._open()
-        sent = self._answered(connection, asked)
+        sent = self._answered(asked)
         if sent.is_forgotten:
             self.forget_prepared()
-            sent = self._answered(connection, asked)
+            sent = self._answered(asked)
         return sent.rows()
 
     def forget_prepared(self) -> None:
         """Prepare anew what the server no longer has."""
         self._prepared.clear()
 
-    def _answered(self, connection: psycopg.Connection[Row], asked: Sequence[Asked]) -> "Sent":
-        for name, _ in asked:
-            self._prepare(connection, name)
-        sent = self._send(connection, asked)
+    def _answered(self, asked: Sequence[Asked]) -> "Sent":
+        sent = self.send(*asked)
         try:
             sent.wait()
         except BaseException:
-            connection.close()  # in the midst of something
+            self._open().close()  # in the midst of something
             raise
         return sent
 
@@ -358,12 +355,11 @@ class Database:
         return connection is not None and all(name in self._prepared for name in names) and not _is_lost(connection)
 
     def send(self, *asked: Asked) -> "Sent":
-        """Send queries that are prepared, as `run_at_once` does, and wait for nothing."""
-        return self._send(self._open(), asked)
-
-    def _send(self, connection: psycopg.Connection[Row], asked: Sequence[Asked]) -> "Sent":
+        """Send queries as `run_at_once` does; if they are prepared, wait for nothing."""
+        connection = self._open()
+        names = [self._prepare(connection, name) for name, _ in asked]
         try:
-            return Sent(connection, [(self._prepared[name], values) for name, values in asked])
+            return Sent(connection, [(name, values) for name, (_, values) in zip(names, asked, strict=True)])
         except BaseException:
             connection.close()
             raise

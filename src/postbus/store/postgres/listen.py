@@ -31,14 +31,16 @@ IDLE: Final = 3_600.0
 class Bell:
     """A `Watch` that rings when this process or another has something to look at; polling covers what it misses."""
 
-    def __init__(self, on_close: Callable[["Bell"], None]) -> None:
+    def __init__(self, on_wait: Callable[[], None], on_close: Callable[["Bell"], None]) -> None:
         """Begin silent."""
+        self._on_wait = on_wait
         self._on_close = on_close
         self._silence = threading.Lock()  # broken by being released; whoever waits wakes sooner than by an Event
         self._silence.acquire()
 
     def wait(self, timeout: float) -> bool:
         """Return True when rung since the last call, False after `timeout` seconds."""
+        self._on_wait()
         return self._silence.acquire(timeout=max(timeout, 0))
 
     def wake(self) -> None:

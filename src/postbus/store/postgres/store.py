@@ -17,12 +17,10 @@ from postbus.clock import from_micros
 from postbus.errors import Conflict, InvalidRequest, LeaseLost, NotFound, StoreUnavailable
 from postbus.model import Done, Event, Stats, Stream
 from postbus.observe import probe
-from postbus.pattern import Interest
 from postbus.payload import Draft
 from postbus.store.catalog import Catalog
 from postbus.store.committer import Committer
 from postbus.store.contract import (
-    Ahead,
     Claim,
     Claimed,
     Couriers,
@@ -37,7 +35,7 @@ from postbus.store.contract import (
     Watch,
     WouldWait,
 )
-from postbus.store.following import Following, ahead_of, deposed
+from postbus.store.following import Following, deposed
 from postbus.store.liveness import Liveness
 from postbus.store.migrate import migrate
 from postbus.store.postgres import appending, foreign
@@ -108,8 +106,6 @@ class PostgresStore(SqlStore):
             log_id = self._prepare(auto_migrate=auto_migrate)
         super().__init__(Liveness(Path(tempfile.gettempdir()) / f"postbus-{os.getuid()}" / log_id))
         self._idle: list[tuple[Database, Catalog]] = []
-        self._idle_readers: list[tuple[Database, Catalog]] = []
-        """Of those who read on: busy with something else, or used for that last, one would keep events waiting."""
         self._catalogs: dict[int, Remembered] = {}
         self._marks = Marks()
         self._flowing: dict[Kind, int] = {}
@@ -168,7 +164,7 @@ class PostgresStore(SqlStore):
             if self._closed:
                 return
             self._closed = True
-            idle, watches, trying = self._idle + self._idle_readers, list(self._watches), self._trying
+            idle, watches, trying = list(self._idle), list(self._watches), self._trying
         if trying is not None:
             trying.close()
         for watch in watches:
@@ -276,7 +272,7 @@ class PostgresStore(SqlStore):
 
     @contextmanager
     def _transaction(self) -> Generator[CallersTransaction]:
-        with self._borrowed(self._idle) as (db, catalog):
+        with self._borrowed() as (db, catalog):
 
             def append(drafts: Sequence[Draft]) -> list[Event]:
                 with translated(self.url):
@@ -446,15 +442,13 @@ class PostgresStore(SqlStore):
         with self._connection() as (db, _), decoding(), db.settled():
             yield db
 
-    def read_on(self, after: int, limit: int, interests: tuple[Interest, ...]) -> Ahead:
-        with translated(self.url), self._borrowed(self._idle_readers) as (db, _), decoding(), db.settled():
-            rows = db.run_plain("read_right_on", (after, limit))
-            if rows and rows[-1][0] != after + len(rows):  # what is missing may be about to come
-                rows = db.run_plain("read_on", (after, limit))
-        return ahead_of(rows, after, limit, interests)
-
     def reader(self) -> Reader:
-        return super().reader() if self._address.pooled else PostgresReader(self._address, self)
+        if self._address.pooled:
+            return super().reader()
+        reader = PostgresReader(self._address, self._usable, self._unwatch, listen=self._listens)
+        with self._lock:
+            self._watches.append(reader)
+        return reader
 
     def _move_lightly(self, step: Step) -> bool:
         with self._connection() as (db, _):
@@ -479,12 +473,17 @@ class PostgresStore(SqlStore):
     # ── watching and looking after ───────────────────────────────────────────────────────────────────────────────
 
     def watch(self) -> Watch:
-        bell = Bell(self._unwatch)
+        bell = Bell(self._listen, self._unwatch)
         with self._lock:
             self._watches.append(bell)
-            if self._listens and self._listener is None:
-                self._listener = Listener(self._direct, self._ring)
         return bell
+
+    def _listen(self) -> None:
+        """Hear what others tell, from the moment that somebody waits for it."""
+        if self._listens and self._listener is None:
+            with self._lock:
+                if self._listener is None and not self._closed:
+                    self._listener = Listener(self._direct, self._ring)
 
     def _wake(self) -> None:
         self._ring()
@@ -657,15 +656,15 @@ class PostgresStore(SqlStore):
     @contextmanager
     def _connection(self) -> Generator[tuple[Database, Catalog]]:
         """Take a connection from the pool for a purpose of ours."""
-        with translated(self.url), self._borrowed(self._idle) as (db, catalog):
+        with translated(self.url), self._borrowed() as (db, catalog):
             yield db.ready(), catalog
 
     @contextmanager
-    def _borrowed(self, pool: list[tuple[Database, Catalog]]) -> Generator[tuple[Database, Catalog]]:
-        """Take a connection from a pool; one that an error has made doubtful does not go back."""
+    def _borrowed(self) -> Generator[tuple[Database, Catalog]]:
+        """Take a connection from the pool; one that an error has made doubtful does not go back."""
         self._usable()
         with self._lock:
-            taken = pool.pop() if pool else None
+            taken = self._idle.pop() if self._idle else None
         if taken is None:
             catalog = Catalog()
             taken = Database(self._address, on_rollback=catalog.forget), catalog
@@ -673,9 +672,9 @@ class PostgresStore(SqlStore):
             yield taken
         finally:
             with self._lock:
-                keep = not self._closed and len(pool) < MAX_IDLE and taken[0].idle
+                keep = not self._closed and len(self._idle) < MAX_IDLE and taken[0].idle
                 if keep:
-                    pool.append(taken)
+                    self._idle.append(taken)
             if not keep:
                 taken[0].close()
 
