@@ -348,7 +348,6 @@ class Follower:
             )
         self._newest = 0 if ahead.more else ahead.reached
         if ahead.events and not self._handle_all(lead, ahead):
-            self._reader.drop()
             return self._poll
         self._done(ahead.reached, 0)
         sparse = ahead.more and len(ahead.events) * SPARSE < self._limit

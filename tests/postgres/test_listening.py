@@ -108,15 +108,24 @@ def test_without_listening_events_come_by_polling(url: str, make_worker: Callabl
 
 
 def test_a_bus_that_only_follows_needs_nobody_to_listen_for_it(url: str, eventually: Eventually):
-    """Its followers do that themselves, and hear of an event at once (S3.12, S4.3)."""
+    """Its followers do that themselves, and hear of an event at once, and of being resumed (S3.12, S4.3)."""
     bus, publisher = EventBus(url, poll_interval=60.0), EventBus(url)
     came: list[int] = []
     bus.follow("seen", "*")(lambda event: came.append(event.id))
+
+    def is_paused() -> bool:
+        publisher.subscriptions.pause("seen")
+        return bus._followers["seen"]._paused
+
     bus.start()
     publisher.publish("a")
     eventually(lambda: len(came) == 1)
     publisher.publish("a")
     eventually(lambda: len(came) == 2)
+    eventually(is_paused)
+    publisher.publish("a")
+    publisher.subscriptions.resume("seen")
+    eventually(lambda: len(came) == 3)
     assert "postbus-listen" not in [thread.name for thread in threading.enumerate()]
     bus.shutdown()
     publisher.shutdown()

@@ -245,8 +245,21 @@ def test_a_connection_that_is_lost_ends_the_wait(url: str, reader: PostgresReade
     assert read(reader, 105) == [mine]
 
 
+def test_who_rests_has_nothing_under_way(reader: PostgresReader, url: str, other: Store):
+    """A paused one is told when to go on; what was looked up for it would hold a snapshot for as long as it rests."""
+    read(reader, 0, 2)
+    assert is_coming(reader)
+    reader.wait(0)
+    assert is_coming(reader)
+    assert waited(reader, SHORT) == (False, True)
+    assert not is_coming(reader)
+    publish(other)
+    assert waited(reader, LONG) == (True, False)
+    assert read(reader, 20, 2) == list(range(21, 41))
+
+
 def test_who_does_something_else_has_no_connection(url: str, reader: PostgresReader, other: Store):
-    """One who only stands by, or is paused, hears nothing of others: he looks by himself."""
+    """One who only stands by hears nothing of others: he looks by himself."""
     read(reader, 0, 2)
     reader.drop()
     assert (is_coming(reader), reader._db.lost) == (False, True)

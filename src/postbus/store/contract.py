@@ -393,7 +393,7 @@ class Reader(Watch, Protocol):
         ...
 
     def drop(self) -> None:
-        """Have nothing under way, and hear of nothing until the next reading: for one who is to do something else."""
+        """Have nothing under way, and hear of nothing until the next reading: for one who does not read for now."""
         ...
 
 

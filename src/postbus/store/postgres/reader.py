@@ -139,6 +139,8 @@ class PostgresReader:
         While there is no connection, others are not heard.
         """
         try:
+            if timeout > 0:
+                self._rest()
             heard = self._heard()
             if not heard and not self._rung:
                 told = self._look.poll(max(timeout, 0) * 1000)
@@ -148,6 +150,12 @@ class PostgresReader:
             self.drop()
             heard = True
         return self._was_rung() or heard
+
+    def _rest(self) -> None:
+        """Take in a page on its way, for nobody: the server might hold it, and its snapshot, as long as this waits."""
+        coming, self._coming = self._coming, None
+        if coming is not None:
+            coming.sent.wait()
 
     def _heard(self, *, come: bool = False) -> bool:
         """Take the notices that were read before, and what else has come, which may be the end."""
