@@ -319,6 +319,7 @@ class Follower:
     def _beat(self) -> float:
         """Say that the lead is still held; find out if it is not."""
         lead = self._lead
+        self._reader.attend()
         if lead is not None:
             try:
                 kept = self._store.keep(lead, self._lease)

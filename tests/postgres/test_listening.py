@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from postbus import Event, EventBus
+from postbus.store.postgres.reader import PostgresReader
 from tests.postgres.server import query
 
 POLL = 2.0
@@ -129,3 +130,41 @@ def test_a_bus_that_only_follows_needs_nobody_to_listen_for_it(url: str, eventua
     assert "postbus-listen" not in [thread.name for thread in threading.enumerate()]
     bus.shutdown()
     publisher.shutdown()
+
+
+def test_a_follower_that_outlasts_its_shutdown_listens_no_more(url: str, eventually: Eventually):
+    """Its handler ends when it ends; nobody would ever take what the server has to tell it."""
+    bus, begun, end = EventBus(url), threading.Event(), threading.Event()
+
+    @bus.follow("slow", "*")
+    def wait(_: Event) -> None:
+        begun.set()
+        end.wait(30)
+
+    bus.start()
+    bus.publish("a")
+    assert begun.wait(30)
+    assert not bus.shutdown(timeout=0.2)
+    end.set()
+    others = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    eventually(lambda: not query(url, f"{others} AND query LIKE '%%events WHERE id > $1%%'"))
+
+
+def test_a_busy_follower_takes_what_it_is_told(url: str, eventually: Eventually, monkeypatch: pytest.MonkeyPatch):
+    """Whatever its handler does meanwhile: see `attend`."""
+    attended = threading.Event()
+    monkeypatch.setattr(PostgresReader, "attend", lambda _: attended.set())
+    bus, begun, end = EventBus(url), threading.Event(), threading.Event()
+
+    @bus.follow("slow", "*", lease=2.0)
+    def wait(_: Event) -> None:
+        begun.set()
+        end.wait(30)
+
+    bus.start()
+    bus.publish("a")
+    assert begun.wait(30)
+    attended.clear()
+    assert attended.wait(30)
+    end.set()
+    bus.shutdown()

@@ -3,10 +3,16 @@
 import os
 import select
 import stat
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
 
+import psycopg
 import pytest
 
 from postbus.errors import EventBusShutdownError
@@ -217,17 +223,9 @@ def test_whoever_is_of_this_process_rings(store: Store, reader: PostgresReader):
         read(reader, 105)
 
 
-def test_a_ring_that_comes_between_is_one_too_many_at_most(reader: PostgresReader):
-    """Said, but not written yet when the wait ended: the next one ends for it, and the one behind that does not."""
-    os.write(reader._bell[1], b"!")
-    assert waited(reader, LONG) == (True, False)
-    assert waited(reader, SHORT) == (False, True)
-
-
 def test_it_can_be_rung_more_often_than_anybody_waits(reader: PostgresReader):
     """Nobody has to wait because the pipe is full."""
     for _ in range(100_000):
-        reader._rung = False
         reader.wake()
     assert waited(reader, LONG) == (True, False)
 
@@ -287,15 +285,121 @@ def test_a_store_that_is_closed_is_not_read(store: Store, reader: PostgresReader
         reader.read_on(0, PAGE, ALL)
 
 
-def test_what_it_rings_with_goes_when_it_goes(store: Store):
-    """No file stays open behind it."""
-    readers = [store.reader() for _ in range(50)]
+def test_a_server_that_refuses_to_tell_is_asked_again(
+    reader: PostgresReader, other: Store, monkeypatch: pytest.MonkeyPatch
+):
+    """It does not read on for good by a connection that does not listen."""
+    with monkeypatch.context() as context:
+        context.setattr(reader, "_address", replace(reader._address, schema="no such name"))
+        with pytest.raises(psycopg.errors.SyntaxError):
+            read(reader, 105)
+    assert read(reader, 105) == []
+    publish(other)
+    assert waited(reader, LONG) == (True, False)
+
+
+def test_somebody_takes_the_notices_of_one_who_is_busy(
+    url: str, reader: PostgresReader, other: Store, eventually: Callable[..., object]
+):
+    """Kept, they would keep those of everybody else, in all databases of the server; and he looks once he has time."""
+    read(reader, 105)
+    pid = reader._db.connection.info.backend_pid
+    stuck = "SELECT 1 FROM pg_stat_activity WHERE pid = %s AND wait_event = 'ClientWrite'"
+    with psycopg.connect(url, autocommit=True) as teller:
+
+        def tell() -> bool:
+            for _ in range(100):
+                teller.execute("NOTIFY postbus")
+            return bool(query(url, stuck, pid))
+
+        eventually(tell)
+        reader.attend()
+        eventually(lambda: reader.attend() or not query(url, stuck, pid))
+    assert waited(reader, LONG) == (True, False)
+    publish(other)
+    assert waited(reader, LONG) == (True, False)
+
+
+def test_who_is_in_use_is_not_attended_to(reader: PostgresReader, other: Store):
+    """Neither while he waits, nor while he reads: two would take each other's answers."""
+    read(reader, 105)
+    publish(other)
+    assert select.select([reader._wire], [], [], LONG)[0]
+    with reader._using:
+        reader.attend()
+        assert select.select([reader._wire], [], [], 0)[0]
+    reader.attend()
+    assert not select.select([reader._wire], [], [], 0)[0]
+
+
+def test_what_it_rings_with_goes_when_it_is_closed(url: str, store: Store):
+    """Nor does a connection stay behind, or a file."""
+    readers = [store.reader() for _ in range(20)]
     ends = [end for each in readers if isinstance(each, PostgresReader) for end in each._bell]
+    assert all(map(is_pipe, ends))
+    assert len(ends) == 40
+    read(readers[0], 0, 2)
     for each in readers:
         each.close()
-    del each, readers
-    assert len(ends) == 100
-    assert not [end for end in ends if is_pipe(end)]
+        each.wake()
+    assert not any(map(is_pipe, ends))
+    assert waited(readers[0], 0.0)[0] is False
+    with pytest.raises(EventBusShutdownError):
+        read(readers[0])
+
+
+def test_who_is_forgotten_leaves_nothing_open(store: Store):
+    """Closed or not."""
+    reader = store.reader()
+    assert isinstance(reader, PostgresReader)
+    ends = reader._bell
+    store._unwatch(reader)  # type: ignore[attr-defined]
+    del reader
+    assert not any(map(is_pipe, ends))
+
+
+def test_a_reading_that_outlasts_its_end_hangs_up(url: str, store: Store, reader: PostgresReader):
+    """Closed by another thread in the midst of a statement that is slow."""
+    read(reader, 105)
+    with psycopg.connect(url) as db:
+        db.execute("LOCK TABLE postbus.events IN ACCESS EXCLUSIVE MODE")
+        with ThreadPoolExecutor() as pool:
+            reading = pool.submit(read, reader, 100)
+            while not reader._using.locked():
+                time.sleep(0.01)
+            reader.close()
+            assert not reader._db.lost
+            db.rollback()
+            assert reading.result() == [101, 102, 103, 104, 105]
+    assert reader._db.lost
+
+
+ENDS = """
+import atexit, os, sys
+
+kept = []
+
+def publish_last():
+    files = [open(os.path.join(sys.argv[2], f"{number}.txt"), "w") for number in range(20)]
+    kept.append(bus.publish("last").id)
+    for file in files:
+        file.close()
+    print(kept, [os.path.getsize(file.name) for file in files if os.path.getsize(file.name)])
+
+atexit.register(publish_last)
+from postbus import EventBus
+bus = EventBus(sys.argv[1])
+bus.follow("s", "*")(lambda event: None)
+bus.start()
+bus.publish("first")
+"""
+
+
+def test_at_the_end_of_a_process_it_can_still_be_rung(url: str, tmp_path: Path):
+    """Without a shutdown, by what the program does last of all; and no file of others' is taken for the bell."""
+    command = [sys.executable, "-c", ENDS, url, str(tmp_path)]
+    told = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    assert (told.stdout.strip(), "OSError" in told.stderr) == ("[2] []", False)
 
 
 def is_pipe(number: int) -> bool:

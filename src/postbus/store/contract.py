@@ -396,6 +396,10 @@ class Reader(Watch, Protocol):
         """Have nothing under way, and hear of nothing until the next reading: for one who does not read for now."""
         ...
 
+    def attend(self) -> None:
+        """Keep what tells it from piling up while its own thread is busy with what was read; for another thread."""
+        ...
+
 
 class Store(Protocol):
     """Where the bus lives."""

@@ -350,6 +350,9 @@ class _PlainReader:
     def drop(self) -> None:
         pass
 
+    def attend(self) -> None:
+        pass
+
 
 def ahead_of(rows: Sequence[Row], after: int, limit: int, interests: tuple[Interest, ...]) -> Ahead:
     """Return what `read_on` has found."""

@@ -5,6 +5,7 @@ No other thread needs to be woken for that, nor another process in the server: e
 
 import os
 import select
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from typing import Final, LiteralString, NamedTuple, cast
 import psycopg
 from psycopg import pq
 
+from postbus.errors import EventBusShutdownError
 from postbus.pattern import Interest
 from postbus.store.contract import Ahead
 from postbus.store.following import ahead_of
@@ -29,7 +31,8 @@ BRISK: Final = 0.05
 """Seconds in which a page is handled by one who goes on at once. For others the server would have to keep the next."""
 STALE: Final = 1.0
 """Seconds after which a page is looked up again: something in it may have been erased."""
-MANY: Final = 4_096
+MANY: Final = 65_536
+LONGEST: Final = 86_400.0
 
 
 class _Page(NamedTuple):
@@ -44,7 +47,7 @@ class _Page(NamedTuple):
 class PostgresReader:
     """A `Reader` with a connection of its own, made when something is read; see `Store.reader`.
 
-    Reading and waiting are for one thread; any may `wake` that.
+    Reading and waiting are for one thread. Another may `attend` to it meanwhile, `wake` or `close` it.
     """
 
     def __init__(
@@ -64,14 +67,18 @@ class PostgresReader:
         self._coming: _Page | None = None
         self._returned = 0.0
         """When the last full page was."""
-        self._rung = False
-        self._bell = os.pipe()
-        weakref.finalize(self, _close, self._bell)  # not before: closed, their numbers may be those of other files
-        for end in self._bell:
-            os.set_blocking(end, False)
+        self._using = threading.Lock()
+        """Held by whoever has to do with the connection."""
+        self._closed = False
         self._server: pq.abc.PGconn | None = None
         """The connection, for one who only listens."""
         self._wire = -1
+        self._bell = os.pipe()
+        self._ringing = threading.RLock()
+        self._remove_bell = weakref.finalize(self, _close, self._bell)
+        self._remove_bell.atexit = False  # others still ring it then, and its numbers would be those of other files
+        for end in self._bell:
+            os.set_blocking(end, False)
         self._look = select.poll()
         self._look.register(self._bell[0], select.POLLIN)
 
@@ -80,16 +87,26 @@ class PostgresReader:
     def read_on(self, after: int, limit: int, interests: tuple[Interest, ...]) -> Ahead:
         """Read a page, which may be on its way, and have the next one looked up."""
         self._usable()
-        with decoding():
+        with self._using, decoding():
             try:
-                rows = self._read(after, limit)
-            except psycopg.Error:  # it was a read: asked again, it tells whether the server can be reached at all
-                self.drop()
-                with translated(self._address.shown):
-                    rows = self._read(after, limit)
-            ahead = ahead_of(rows, after, limit, interests)
-        self._returned = time.monotonic() if ahead.more else 0.0
+                ahead = ahead_of(self._read_surely(after, limit), after, limit, interests)
+            except BaseException:  # in the midst of something, perhaps
+                self._hang_up()
+                raise
+            self._returned = time.monotonic() if ahead.more else 0.0
+            if self._closed:
+                self._hang_up()
         return ahead
+
+    def _read_surely(self, after: int, limit: int) -> list[Row]:
+        if self._closed:
+            raise EventBusShutdownError("the reader is closed")
+        try:
+            return self._read(after, limit)
+        except psycopg.Error:  # it was a read: asked again, it tells whether the server can be reached at all
+            self._hang_up()
+            with translated(self._address.shown):
+                return self._read(after, limit)
 
     def _read(self, after: int, limit: int) -> list[Row]:
         now = time.monotonic()
@@ -113,9 +130,9 @@ class PostgresReader:
 
     def _connect(self) -> None:
         """Have a connection; a new one listens before anything is read by it, so that nothing is missed."""
-        if not self._db.lost:
+        if self._server is not None and not self._db.lost:
             return
-        self.drop()
+        self._hang_up()
         connection = self._db.connection
         if self._listens:
             connection.execute(cast("LiteralString", f"LISTEN {self._address.schema}"))
@@ -124,6 +141,10 @@ class PostgresReader:
 
     def drop(self) -> None:
         """Have nothing under way, and no connection."""
+        with self._using:
+            self._hang_up()
+
+    def _hang_up(self) -> None:
         if self._server is not None:
             self._look.unregister(self._wire)
             self._server = None
@@ -138,18 +159,31 @@ class PostgresReader:
 
         While there is no connection, others are not heard.
         """
+        with self._using:
+            if not self._closed:
+                return self._wait(min(max(timeout, 0.0), LONGEST))
+        time.sleep(min(max(timeout, 0.0), BRISK))
+        return False
+
+    def _wait(self, timeout: float) -> bool:
+        told: set[int] = set()
         try:
             if timeout > 0:
                 self._rest()
             heard = self._heard()
-            if not heard and not self._rung:
-                told = self._look.poll(max(timeout, 0) * 1000)
-                heard = any(wire == self._wire for wire, _ in told)
-                self._heard(come=heard)
+            told = {end for end, _ in self._look.poll(0 if heard else timeout * 1000)}
+            if self._wire in told:
+                self._heard(come=True)
+                heard = True
         except psycopg.Error:  # what was told meanwhile is found by looking
-            self.drop()
+            self._hang_up()
             heard = True
-        return self._was_rung() or heard
+        if self._bell[0] in told:
+            os.read(self._bell[0], MANY)
+            heard = True
+        if self._closed:
+            self._hang_up()
+        return heard
 
     def _rest(self) -> None:
         """Take in a page on its way, for nobody: the server might hold it, and its snapshot, as long as this waits."""
@@ -167,24 +201,36 @@ class PostgresReader:
                 heard = True
         return heard
 
-    def _was_rung(self) -> bool:
-        rung, self._rung = self._rung, False  # before the pipe is emptied: who rings from now on writes to it again
-        try:
-            return bool(os.read(self._bell[0], MANY)) or rung
-        except BlockingIOError:
-            return rung
+    def attend(self) -> None:
+        """Take notices for one who is busy: the server keeps what nobody takes, for all of its databases."""
+        if self._using.acquire(blocking=False):
+            try:
+                heard = self._heard(come=True)
+            except psycopg.Error:  # whoever reads next finds that, too
+                heard = False
+            finally:
+                self._using.release()
+            if heard:
+                self.wake()
 
     def wake(self) -> None:
         """Make the present or the next `wait` return at once."""
-        if not self._rung:
-            self._rung = True
-            with suppress(BlockingIOError):
+        with self._ringing, suppress(BlockingIOError):
+            if self._remove_bell.alive:
                 os.write(self._bell[1], b"!")
 
     def close(self) -> None:
-        """Hear no more of this process; a `wait` in another thread returns."""
+        """Hear and read no more; a `wait` in another thread returns."""
+        self._closed = True
         self._on_close(self)
         self.wake()
+        if self._using.acquire(timeout=1.0):  # else whoever is reading hangs up
+            try:
+                self._hang_up()
+                with self._ringing:
+                    self._remove_bell()
+            finally:
+                self._using.release()
 
 
 def _close(ends: tuple[int, int]) -> None:
