@@ -130,7 +130,7 @@ class PostgresReader:
 
     def _connect(self) -> None:
         """Have a connection; a new one listens before anything is read by it, so that nothing is missed."""
-        if self._server is not None and not self._db.lost:
+        if not self._db.lost:
             return
         self._hang_up()
         connection = self._db.connection
