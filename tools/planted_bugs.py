@@ -55,9 +55,9 @@ BUGS = (
     ),
     Bug(
         "gap-passed",
-        "store/postgres/store.py",
-        "            if rows and rows[-1][0] != after + len(rows):",
-        "            if False:",
+        "store/postgres/reader.py",
+        "        missing = rows and rows[-1][0] != after + len(rows)",
+        "        missing = False",
         "long-transaction postgres 2",
         "A follower that reads without the pins goes on where an id is missing",
     ),

@@ -1,11 +1,14 @@
 """The crash tests can fail: the checker names each planted bug (synchronous=NORMAL is in test_power_loss)."""
 
 import signal
+from pathlib import Path
 
 import pytest
 
+import postbus
 from postbus.torture.checker import AuditRow, Database, Execution, Journal, StoredDelivery, check
 from tests.crash.processes import Trial
+from tools.planted_bugs import BUGS, Bug
 
 COUNT = 60
 
@@ -116,3 +119,9 @@ def test_the_checker_names_each_kind_of_wrong(
 def test_the_checker_is_content_with_a_good_history():
     """A history in order gives no verdict (I11)."""
     assert check(JOURNAL, [RAN], made(PICKED, DONE)) == []
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+def test_each_planted_bug_still_has_its_place(bug: Bug):
+    """Code that moves takes its bug along: one that cannot be planted would be noticed by nobody."""
+    assert Path(postbus.__file__).parent.joinpath(bug.file).read_text(encoding="utf-8").count(bug.line) == 1
