@@ -38,7 +38,7 @@ capacity: $(VENV)/.bench  ## Count what an event costs at three sizes of the log
 	@$(BIN)/python -m bench.capacity $(ARGS)
 
 prove: $(VENV)/spark.jsa $(VENV)/.browser  ## Run the long trials: crashes, power loss, poison
-	@$(BIN)/pytest -q -m slow --timeout=3600 $(ARGS)
+	@$(BIN)/pytest -q -n 2 -m slow --timeout=3600 $(ARGS)
 
 audit: $(VENV)/.audit  ## Look for known weaknesses, in the source and in the packages (asks a service on the network)
 	@$(BIN)/bandit -q -c pyproject.toml -r src
