@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -132,28 +133,9 @@ def test_a_bus_that_only_follows_needs_nobody_to_listen_for_it(url: str, eventua
     publisher.shutdown()
 
 
-def test_a_follower_that_outlasts_its_shutdown_listens_no_more(url: str, eventually: Eventually):
-    """Its handler ends when it ends; nobody would ever take what the server has to tell it."""
-    bus, begun, end = EventBus(url), threading.Event(), threading.Event()
-
-    @bus.follow("slow", "*")
-    def wait(_: Event) -> None:
-        begun.set()
-        end.wait(30)
-
-    bus.start()
-    bus.publish("a")
-    assert begun.wait(30)
-    assert not bus.shutdown(timeout=0.2)
-    end.set()
-    others = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
-    eventually(lambda: not query(url, f"{others} AND query LIKE '%%events WHERE id > $1%%'"))
-
-
-def test_a_busy_follower_takes_what_it_is_told(url: str, eventually: Eventually, monkeypatch: pytest.MonkeyPatch):
-    """Whatever its handler does meanwhile: see `attend`."""
-    attended = threading.Event()
-    monkeypatch.setattr(PostgresReader, "attend", lambda _: attended.set())
+@contextmanager
+def busy_follower(url: str) -> Iterator[EventBus]:
+    """Give a bus whose follower is in the midst of its handler, until the end of the block."""
     bus, begun, end = EventBus(url), threading.Event(), threading.Event()
 
     @bus.follow("slow", "*", lease=2.0)
@@ -164,7 +146,25 @@ def test_a_busy_follower_takes_what_it_is_told(url: str, eventually: Eventually,
     bus.start()
     bus.publish("a")
     assert begun.wait(30)
-    attended.clear()
-    assert attended.wait(30)
-    end.set()
-    bus.shutdown()
+    try:
+        yield bus
+    finally:
+        end.set()
+        bus.shutdown()
+
+
+def test_a_follower_that_outlasts_its_shutdown_listens_no_more(url: str, eventually: Eventually):
+    """Its handler ends when it ends; nobody would ever take what the server has to tell it."""
+    with busy_follower(url) as bus:
+        assert not bus.shutdown(timeout=0.2)
+    readers = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    eventually(lambda: not query(url, f"{readers} AND query LIKE '%events WHERE id > $1%'"))
+
+
+def test_a_busy_follower_takes_what_it_is_told(url: str, monkeypatch: pytest.MonkeyPatch):
+    """Whatever its handler does meanwhile: see `attend`."""
+    attended = threading.Event()
+    monkeypatch.setattr(PostgresReader, "attend", lambda _: attended.set())
+    with busy_follower(url):
+        attended.clear()
+        assert attended.wait(30)

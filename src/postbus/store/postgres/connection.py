@@ -336,11 +336,12 @@ class Database:
         self._prepared.clear()
 
     def _answered(self, asked: Sequence[Asked]) -> "Sent":
+        connection = self._open()
         sent = self.send(*asked)
         try:
             sent.wait()
         except BaseException:
-            self._open().close()  # in the midst of something
+            connection.close()  # in the midst of something
             raise
         return sent
 
