@@ -3,6 +3,7 @@
 import resource
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -50,6 +51,23 @@ def test_a_commit_is_told_and_need_not_be_looked_for(tmp_path, crew: Crew, monke
     assert len(looks) <= 2
     one.close()
     two.close()
+
+
+@told
+def test_a_write_that_counts_late_is_looked_for_all_the_while(tmp_path, monkeypatch):
+    """On a disk that takes long, what was written is seen by a fifth of that time later at the most, not by half."""
+    store = opened(tmp_path / "bus.db")
+    watch: Any = store.watch()
+    pauses: list[float] = []
+    monkeypatch.setattr(watch, "_began", None)
+    monkeypatch.setattr(watch, "_written_at", 0.0)
+    monkeypatch.setattr(watch, "_look", SimpleNamespace(poll=lambda ms: pauses.append(ms / 1000) or []))
+    for since in (0.03, 0.1, 0.2):
+        monkeypatch.setattr(watch_module, "time", SimpleNamespace(monotonic=lambda now=since: now))
+        watch._doze(FOREVER)
+    assert pauses == pytest.approx([0.006, 0.02, 0.04])
+    monkeypatch.undo()
+    store.close()
 
 
 def test_where_nothing_is_told_the_file_is_looked_at(tmp_path, crew: Crew, monkeypatch):

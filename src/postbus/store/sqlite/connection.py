@@ -1,7 +1,9 @@
 """One connection to the bus's SQLite file, opened safely or not at all."""
 
 import itertools
+import os
 import random
+import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -30,6 +32,12 @@ CACHE_KIB: Final = 65_536
 READER_CACHE_KIB: Final = 16_384
 CHECKPOINT_PAGES: Final = 4_000
 FULL: Final = 2
+IN_USE: Final = 256
+"""Pages in the WAL from which on it is worth having its room at once."""
+ROOM: Final = CHECKPOINT_PAGES * (4_096 + 24)
+PIECE: Final = bytes(256 * 1024)
+SPARE: Final = 64
+"""How many times that room the disk must have, for a piece of it to be taken before it is needed."""
 
 
 def require_safe_sqlite(version: int) -> None:
@@ -51,6 +59,8 @@ class Database:
         self._on_rollback = on_rollback
         self._hasty: int | None = None
         self._owed = False
+        self._wal = Path(f"{path}-wal")
+        self._pages = 0
         with translated(path):
             self._apsw = apsw.Connection(str(path), flags=flags, statementcachesize=200)
             self._patience = _Patience()
@@ -103,12 +113,20 @@ class Database:
 
     def _written(self, _: apsw.Connection, __: str, pages: int) -> int:
         """Bring a WAL that has grown into the file, as SQLite itself would; one in a hurry leaves that to the next."""
+        if pages >= IN_USE > self._pages:
+            self._have_room_made()
+        self._pages = pages
         self._owed = pages >= CHECKPOINT_PAGES
         if self._owed and self._hasty != threading.get_ident():
             with suppress(apsw.Error):  # it is committed; the next one tries again
                 self._apsw.wal_checkpoint()
             self._owed = False
         return apsw.SQLITE_OK
+
+    def _have_room_made(self) -> None:
+        with suppress(OSError, RuntimeError):  # no file any more, no thread: what is committed stays so
+            if sys.platform == "linux" and self._wal.stat().st_size < ROOM:
+                threading.Thread(target=make_room, args=(self._wal,), name="postbus-room", daemon=True).start()
 
     @contextmanager
     def snapshot(self) -> Generator[None]:
@@ -229,6 +247,32 @@ class Database:
     def close(self) -> None:
         """Close the connection; a second call does nothing."""
         self._apsw.close()
+
+
+def make_room(wal: Path) -> None:
+    """Let a WAL have the size at once that it grows to before it is written from its start again.
+
+    A commit that makes the file larger waits for the file system's journal, and so for what everybody else has written;
+    one that writes into what is there waits for its own pages alone. Zeros are no frames, to SQLite: it reads up to
+    the first whose checksum is wrong. Each piece is appended, so it comes behind whatever others write meanwhile, and
+    where they write later they write over it. A WAL that is cut off meanwhile is left alone.
+    """
+    with suppress(OSError):  # it is gone, or the disk is full: then it grows as it is needed
+        file = os.open(wal, os.O_WRONLY | os.O_APPEND)
+        try:
+            size = 0
+            while size <= (now := os.fstat(file)).st_size < ROOM and now.st_nlink and _is_spare(file):
+                size, began = now.st_size, time.monotonic()
+                os.write(file, PIECE)
+                os.fdatasync(file)
+                time.sleep(time.monotonic() - began)  # others want the disk, too
+        finally:
+            os.close(file)
+
+
+def _is_spare(file: int) -> bool:
+    disk = os.fstatvfs(file)
+    return disk.f_bavail * disk.f_frsize > SPARE * ROOM
 
 
 def _patiently(call: Callable[[], R]) -> R:

@@ -88,7 +88,7 @@ class FileWatch:
             look, pause = self._hearing, min(max((now - self._began) / LOOKS, LOOK_SOON), SHORT, left)
         else:
             most = LOOK_EVERY if self._written is None else LOOK_ANYWAY
-            look, pause = self._look, min(max((now - self._written_at) / 2, SHORT), most, left)
+            look, pause = self._look, min(max((now - self._written_at) / LOOKS, SHORT), most, left)
         if pause < SHORT:
             time.sleep(pause)
         if any(end == self._hear for end, _ in look.poll(0 if pause < SHORT else pause * 1000)):

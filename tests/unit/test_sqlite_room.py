@@ -1,0 +1,154 @@
+"""A WAL gets its room before it is needed, and what is written meanwhile stays what it is."""
+
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import apsw
+import pytest
+
+from postbus.payload import draft
+from postbus.store.sqlite import connection
+from postbus.store.sqlite.connection import IN_USE, ROOM, make_room
+from postbus.store.sqlite.store import SqliteStore
+from postbus.testing import FrozenClock
+from tests.conftest import Crew
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a WAL grows as it is needed")
+A_FRAME = 4_096 + 24
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SqliteStore]:
+    """Give an open store."""
+    store = SqliteStore(tmp_path / "bus.db", FrozenClock())
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def wal(tmp_path: Path, store: SqliteStore) -> Path:
+    """Give its WAL."""
+    del store
+    return tmp_path / "bus.db-wal"
+
+
+def publish(store: SqliteStore, count: int) -> None:
+    """Publish events one at a time, of more than a page each."""
+    for _ in range(count):
+        store.publish([draft({"type": "a", "payload": "x" * 5_000})])
+
+
+def eventually(holds: Callable[[], bool]) -> bool:
+    """Return whether something comes to hold within a while."""
+    deadline = time.monotonic() + 30
+    while not holds() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return holds()
+
+
+def after_a_crash(wal: Path) -> tuple[int, str]:
+    """Return how many events whoever opens the files anew would find, as they are now, and what is wrong with them."""
+    folder = wal.parent / "crashed"
+    folder.mkdir()
+    for name in ("bus.db", "bus.db-wal"):
+        shutil.copy(wal.with_name(name), folder)
+    survivor = apsw.Connection(str(folder / "bus.db"))
+    found = survivor.execute("SELECT count(*) FROM events").get, survivor.execute("PRAGMA integrity_check").get
+    survivor.close()
+    return found
+
+
+def test_a_wal_in_use_is_given_its_room_and_keeps_its_size(store: SqliteStore, wal: Path):
+    """From then on no commit makes the file larger; a crash finds behind the last one nothing that counts (I2)."""
+    publish(store, IN_USE // 2)
+    assert eventually(lambda: wal.stat().st_size >= ROOM)
+    size = wal.stat().st_size
+    publish(store, 100)
+    assert wal.stat().st_size == size
+    assert after_a_crash(wal) == (IN_USE // 2 + 100, "ok")
+
+
+def test_a_wal_of_a_few_pages_is_left_small(store: SqliteStore, wal: Path):
+    """A file that is opened for an event or two does not cost sixteen megabytes."""
+    publish(store, 10)
+    assert not [each for each in threading.enumerate() if each.name == "postbus-room"]
+    assert wal.stat().st_size < IN_USE * A_FRAME
+
+
+def test_room_is_made_behind_whatever_is_written_meanwhile(
+    store: SqliteStore, wal: Path, crew: Crew, monkeypatch: pytest.MonkeyPatch
+):
+    """Zeros and commits meet at the end of the file again and again, and no commit is written over (I2)."""
+    monkeypatch.setattr(connection, "CHECKPOINT_PAGES", 1_000_000)
+    monkeypatch.setattr(connection, "IN_USE", 1_000_000)
+    monkeypatch.setattr(connection, "PIECE", bytes(64))
+    monkeypatch.setattr(os, "fdatasync", lambda _: None)
+    done = threading.Event()
+
+    def crowd() -> int:
+        made = 0
+        while not done.is_set():
+            before = wal.stat().st_size
+            monkeypatch.setattr(connection, "ROOM", before + 1)
+            make_room(wal)
+            made += wal.stat().st_size > before
+        return made
+
+    crew.start(crowd)
+    publish(store, 1_500)
+    done.set()
+    assert crew.join(30)[0] > 1_000
+    assert after_a_crash(wal) == (1_500, "ok")
+
+
+def test_a_wal_that_is_cut_off_meanwhile_stays_so(wal: Path, monkeypatch: pytest.MonkeyPatch):
+    """Whoever empties it wants it small."""
+
+    def cut(file: int) -> None:
+        if os.fstat(file).st_size > ROOM // 2:
+            os.truncate(wal, 0)
+
+    monkeypatch.setattr(os, "fdatasync", cut)
+    make_room(wal)
+    assert wal.stat().st_size == 0
+
+
+@pytest.mark.parametrize("what", ["the disk has little left", "the file is gone"])
+def test_no_room_is_made_where(wal: Path, monkeypatch: pytest.MonkeyPatch, what: str):
+    """It must not take the last that others need, and makes no file of its own."""
+    before = wal.stat().st_size
+    if what == "the file is gone":
+        gone = wal.with_name("gone-wal")
+        make_room(gone)
+        assert not gone.exists()
+    else:
+        monkeypatch.setattr(connection, "SPARE", 1 << 60)
+        make_room(wal)
+        assert wal.stat().st_size == before
+
+
+def test_a_file_that_goes_meanwhile_is_not_written_to_for_nothing(wal: Path, monkeypatch: pytest.MonkeyPatch):
+    """The last one to close the store removes its WAL."""
+    kept = wal.with_name("kept")
+    kept.write_bytes(b"")
+    pieces: list[int] = []
+    monkeypatch.setattr(os, "fdatasync", lambda _: pieces.append(1) or kept.unlink(missing_ok=True))
+    make_room(kept)
+    assert len(pieces) == 1
+
+
+def test_a_commit_holds_where_no_thread_is_to_be_had(store: SqliteStore, wal: Path, monkeypatch: pytest.MonkeyPatch):
+    """Room is a kindness: what was committed is told to be."""
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        publish(store, IN_USE // 2)
+    assert after_a_crash(wal) == (IN_USE // 2, "ok")
