@@ -10,7 +10,7 @@ from typing import Any
 import apsw
 import pytest
 
-from postbus.errors import InvalidRequest, StoreUnavailable, UnsafeStore
+from postbus.errors import Conflict, InvalidRequest, StoreUnavailable, UnsafeStore
 from postbus.model import AttemptError, Dead
 from postbus.pattern import Interest
 from postbus.payload import draft
@@ -455,3 +455,28 @@ def test_one_in_a_hurry_leaves_the_wal_to_the_next(store: SqliteStore, path: Pat
         publish(store, 1)
     assert wal.stat().st_size < 2_000_000
     assert store.stats().events == count + 302
+
+
+def test_a_file_is_the_same_by_whatever_name_and_from_wherever(
+    tmp_path: Path, clock: FrozenClock, monkeypatch: pytest.MonkeyPatch
+):
+    """A program that has changed its folder, or came by a link, reads the same file and knows who else is alive."""
+    (tmp_path / "there").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "link.db").symlink_to(tmp_path / "there" / "bus.db")
+    monkeypatch.chdir(tmp_path / "there")
+    one = SqliteStore(Path("bus.db"), clock)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    two = SqliteStore(Path("link.db"), clock)
+    publish(one, 1)
+    publish(two, 1)
+    assert [store.stats().events for store in (one, two)] == [2, 2]
+    with one.hold("it"), pytest.raises(Conflict), two.hold("it"):
+        pass
+    with one.mark_alive("one"), two.mark_alive("two"):
+        beside = {each.name for each in (tmp_path / "there").iterdir()}
+        assert {each.name for each in (tmp_path / "there" / "bus.db-alive").iterdir()} == {"one", "two"}
+    assert beside == {"bus.db", "bus.db-wal", "bus.db-shm", "bus.db-alive", "bus.db-held"}
+    one.close()
+    two.close()
+    assert [each.name for each in (tmp_path / "elsewhere").iterdir()] == ["link.db"]

@@ -1,7 +1,9 @@
 """A WAL gets its room before it is needed, and what is written meanwhile stays what it is."""
 
+import _thread
 import os
 import shutil
+import subprocess
 import sys
 import threading
 import time
@@ -73,12 +75,14 @@ def test_a_wal_in_use_is_given_its_room_and_keeps_its_size(store: SqliteStore, w
     assert after_a_crash(wal) == (IN_USE // 2 + 100, "ok")
 
 
-def test_a_wal_of_a_few_pages_is_left_small(store: SqliteStore, wal: Path):
+def test_a_wal_of_a_few_pages_is_left_small(store: SqliteStore, wal: Path, monkeypatch: pytest.MonkeyPatch):
     """A file that is opened for an event or two does not cost sixteen megabytes."""
-    before = set(threading.enumerate())  # another test's may still be at work
+    made: list[Path] = []
+    monkeypatch.setattr(connection, "make_room", made.append)
     publish(store, 10)
-    assert not [each for each in set(threading.enumerate()) - before if each.name == "postbus-room"]
     assert wal.stat().st_size < IN_USE * A_FRAME
+    publish(store, IN_USE // 2)
+    assert eventually(lambda: made == [wal])
 
 
 def test_room_is_made_behind_whatever_is_written_meanwhile(
@@ -143,13 +147,44 @@ def test_a_file_that_goes_meanwhile_is_not_written_to_for_nothing(wal: Path, mon
     assert len(pieces) == 1
 
 
-def test_a_commit_holds_where_no_thread_is_to_be_had(store: SqliteStore, wal: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), MemoryError()])
+def test_a_commit_holds_where_no_thread_is_to_be_had(
+    store: SqliteStore, wal: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+):
     """Room is a kindness: what was committed is told to be."""
+    asked: list[Path] = []
 
-    def refuse(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
+    def refuse(_: Callable[..., None], arguments: tuple[Path]) -> None:
+        asked.extend(arguments)
+        raise error
 
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", refuse)
-        publish(store, IN_USE // 2)
+    monkeypatch.setattr(_thread, "start_new_thread", refuse)
+    publish(store, IN_USE // 2)
+    assert asked == [wal]
     assert after_a_crash(wal) == (IN_USE // 2, "ok")
+
+
+LAST_WORDS = """
+import sys
+from postbus import EventBus
+
+class Farewell:
+    def __init__(self):
+        self.bus = EventBus(sys.argv[1])
+
+    def __del__(self):
+        self.bus.publish("farewell", "x" * 1_040_000)
+        self.bus.shutdown()
+
+sys.modules["farewell"] = Farewell()
+"""
+
+
+def test_what_is_published_at_a_program_s_end_is_stored_and_the_program_ends(tmp_path: Path):
+    """No thread runs any more by then, so none is waited for."""
+    url = f"sqlite:///{tmp_path}/bus.db"
+    ended = subprocess.run([sys.executable, "-c", LAST_WORDS, url], capture_output=True, timeout=120, check=False)
+    assert (ended.returncode, ended.stderr) == (0, b"")
+    survivor = apsw.Connection(f"{tmp_path}/bus.db")
+    assert survivor.execute("SELECT count(*) FROM events").get == 1
+    survivor.close()

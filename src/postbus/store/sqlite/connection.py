@@ -1,5 +1,6 @@
 """One connection to the bus's SQLite file, opened safely or not at all."""
 
+import _thread
 import itertools
 import os
 import random
@@ -59,7 +60,6 @@ class Database:
         self._on_rollback = on_rollback
         self._hasty: int | None = None
         self._owed = False
-        self._wal = Path(f"{path}-wal")
         self._pages = 0
         with translated(path):
             self._apsw = apsw.Connection(str(path), flags=flags, statementcachesize=200)
@@ -113,9 +113,9 @@ class Database:
 
     def _written(self, _: apsw.Connection, __: str, pages: int) -> int:
         """Bring a WAL that has grown into the file, as SQLite itself would; one in a hurry leaves that to the next."""
-        if pages >= IN_USE > self._pages:
+        begins, self._pages = pages >= IN_USE > self._pages, pages
+        if begins:
             self._have_room_made()
-        self._pages = pages
         self._owed = pages >= CHECKPOINT_PAGES
         if self._owed and self._hasty != threading.get_ident():
             with suppress(apsw.Error):  # it is committed; the next one tries again
@@ -124,9 +124,14 @@ class Database:
         return apsw.SQLITE_OK
 
     def _have_room_made(self) -> None:
-        with suppress(OSError, RuntimeError):  # no file any more, no thread: what is committed stays so
-            if sys.platform == "linux" and self._wal.stat().st_size < ROOM:
-                threading.Thread(target=make_room, args=(self._wal,), name="postbus-room", daemon=True).start()
+        """Begin with that and wait for nothing.
+
+        A `threading.Thread` is waited for until it runs: at a program's end, or where memory is short, it never does.
+        """
+        with suppress(Exception):  # no file any more, no thread, no memory: what is committed stays so
+            wal = Path(self._apsw.filename_wal)
+            if sys.platform == "linux" and wal.stat().st_size < ROOM:
+                _thread.start_new_thread(make_room, (wal,))
 
     @contextmanager
     def snapshot(self) -> Generator[None]:

@@ -56,6 +56,7 @@ class SqliteStore(SqlStore):
 
     def __init__(self, path: Path, clock: Clock, *, auto_migrate: bool = True) -> None:
         """Open the file, making and migrating it if allowed; raise UnsafeStore, SchemaMismatch, StoreUnavailable."""
+        path = path.resolve()  # as SQLite does: by whatever name or from wherever, what lies beside it is found there
         super().__init__(Liveness(path.with_name(path.name + "-alive")))
         self._path = path
         self._clock = clock
