@@ -56,6 +56,7 @@ class SqliteStore(SqlStore):
 
     def __init__(self, path: Path, clock: Clock, *, auto_migrate: bool = True) -> None:
         """Open the file, making and migrating it if allowed; raise UnsafeStore, SchemaMismatch, StoreUnavailable."""
+        self.url = f"sqlite:///{path}"
         path = path.resolve()  # as SQLite does: by whatever name or from wherever, what lies beside it is found there
         super().__init__(Liveness(path.with_name(path.name + "-alive")))
         self._path = path
@@ -72,10 +73,6 @@ class SqliteStore(SqlStore):
         self._committer = Committer(self._database)
         with translated(path):
             migrate(_Schema(self._committer, self._database), allowed=auto_migrate)
-
-    @property
-    def url(self) -> str:
-        return f"sqlite:///{self._path}"
 
     def now(self) -> datetime:
         return self._clock.now()
