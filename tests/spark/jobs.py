@@ -110,7 +110,7 @@ def serve(spark: SparkSession, config: Config) -> None:
         url=config["url"],
         consumer="shop",
         checkpoint=f"{config['folder']}/checkpoint",
-        retry=RetryPolicy(max_retries=1, base_delay=0.01),
+        retry=RetryPolicy(max_retries=1, base_delay=config["pause"]),
         trigger={"availableNow": True},
     ).awaitTermination()
 
