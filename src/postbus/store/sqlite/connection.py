@@ -112,7 +112,10 @@ class Database:
             self._patience.hurried = self._hasty = None
 
     def _written(self, _: apsw.Connection, __: str, pages: int) -> int:
-        """Bring a WAL that has grown into the file, as SQLite itself would; one in a hurry leaves that to the next."""
+        """Bring a WAL that has grown into the file, as SQLite itself would; one in a hurry leaves that to the next.
+
+        Have its room made, once it is in use. Nothing may be raised here: it is committed.
+        """
         begins, self._pages = pages >= IN_USE > self._pages, pages
         if begins:
             self._have_room_made()
