@@ -81,7 +81,7 @@ def test_nobody_is_cut_off(spark: SparkSession, bus: EventBus, url: str, tmp_pat
     bus.publish("a")
     (bound, _) = bounds(store, lake, older_than=NOW)
     assert (bound.through, bound.why) == (events[-1], "not in the lake yet")
-    for seconds, words in ((90, "90 seconds"), (3_600, "1 hour"), (129_600, "36 hours"), (2_592_000, "30 days")):
+    for seconds, words in ((5_401, "5,401 seconds"), (3_600, "1 hour"), (129_600, "36 hours"), (2_592_000, "30 days")):
         (young, _) = bounds(store, lake, older_than=timedelta(seconds=seconds))
         assert (young.through, young.why) == (0, f"younger than {words}")
     log_id = store.span(Stream.EVENTS).log_id
