@@ -17,7 +17,7 @@ from postbus.store.session import Session
 __all__ = ["Marks", "PostgresLeases"]
 
 FULL_LOOK_EVERY: Final = (10.0, 60.0)
-FULL_LOOK_SHARE: Final = 0.005
+FULL_LOOK_SHARE: Final = 0.002
 """How much of the time may go into looks from the beginning: less than would show among a hundred claims."""
 BEGINNING: Final = 0
 AT_ONCE: Final = 1_000
