@@ -9,7 +9,8 @@
     │   ├── LeaseLost             another claim, or a reset, has taken the delivery over
     │   └── MaxRetriesExceeded    the last allowed attempt has failed
     ├── EventBusShutdownError     the bus is closing or closed
-    ├── StoreUnavailable          locked, full or unreachable; safe to retry
+    ├── StoreUnavailable          locked, full or unreachable; nothing happened, safe to retry
+    │   └── OutcomeUnknown        the answer was lost: it may have happened; retry with the same uid
     ├── SchemaMismatch            an operator must migrate, or upgrade postbus
     └── UnsafeStore               acknowledging would be a lie: corrupt file, unsafe settings
 
@@ -30,6 +31,7 @@ __all__ = [
     "LeaseLost",
     "MaxRetriesExceeded",
     "NotFound",
+    "OutcomeUnknown",
     "PostbusError",
     "RetryLater",
     "SchemaMismatch",
@@ -80,7 +82,14 @@ class EventBusShutdownError(PostbusError):
 
 
 class StoreUnavailable(PostbusError):
-    """The store could not do it now (locked, full, unreachable). Nothing was acknowledged; retrying is safe."""
+    """The store could not do it now (locked, full, unreachable). Nothing was stored; retrying is safe."""
+
+
+class OutcomeUnknown(StoreUnavailable):
+    """The answer to a commit was lost and could not be looked up: it may have happened.
+
+    Publish again with the same `uid`: if the event was stored, that returns it.
+    """
 
 
 class SchemaMismatch(PostbusError):
@@ -120,6 +129,7 @@ CODES: Final[dict[type[PostbusError], tuple[int, int]]] = {
     MaxRetriesExceeded: (400, 1),
     EventBusShutdownError: (503, 1),
     StoreUnavailable: (503, 1),
+    OutcomeUnknown: (503, 1),
     SchemaMismatch: (503, 1),
     UnsafeStore: (503, 1),
     PostbusError: (500, 1),

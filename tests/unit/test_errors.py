@@ -68,6 +68,7 @@ def test_every_error_is_caught_as_a_postbus_error_and_has_its_codes(kind: type[P
         (errors.LeaseLost, 409, 1),
         (errors.MaxRetriesExceeded, 400, 1),
         (errors.StoreUnavailable, 503, 1),
+        (errors.OutcomeUnknown, 503, 1),
     ],
 )
 def test_the_codes_are_those_of_the_public_contract(kind: type[PostbusError], status: int, code: int):

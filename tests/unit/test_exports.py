@@ -13,7 +13,7 @@ import postbus
 PROMISED = {
     "EventBus", "AsyncEventBus", "RetryPolicy", "NewEvent", "DeadLetters", "open_store", "Discard", "RetryLater",
     "PostbusError", "InvalidPayloadError", "InvalidEventError", "EventBusShutdownError", "LeaseLost", "NotFound",
-    "MaxRetriesExceeded", "StoreUnavailable", "SchemaMismatch", "UnsafeStore",
+    "MaxRetriesExceeded", "StoreUnavailable", "OutcomeUnknown", "SchemaMismatch", "UnsafeStore",
 }  # fmt: skip
 
 
