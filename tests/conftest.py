@@ -105,12 +105,16 @@ class Crew:
         except BaseException as error:  # noqa: BLE001  raised again in the test's own thread
             self.errors.append(error)
 
+    def is_busy(self) -> bool:
+        """Return whether one of them still works."""
+        return any(thread.is_alive() for thread in self._threads)
+
     def join(self, within: float = LONGEST) -> list[Any]:
         """Wait until all are done; return what they returned, raise what one of them raised."""
         deadline = time.monotonic() + within
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-        if any(thread.is_alive() for thread in self._threads):
+        if self.is_busy():
             pytest.fail(f"a thread still hangs after {within} s")
         if self.errors:
             raise self.errors[0]

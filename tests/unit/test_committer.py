@@ -3,15 +3,18 @@
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import suppress
+from itertools import count
 from types import FrameType
 from typing import Any
 
 import pytest
 
-from postbus.errors import InvalidRequest, StoreUnavailable
+from postbus.errors import InvalidRequest, OutcomeUnknown
 from postbus.store import committer as committer_module
 from postbus.store.committer import Committer
 from tests.conftest import Crew
+from tests.interrupts import Interrupted, interrupted_at
 
 
 class Ledger:
@@ -23,12 +26,13 @@ class Ledger:
         self.committed: list[list[Any]] = []
         self.rolled_back = 0
         self.fail_commits = 0
+        self.left_open = 0
         self.lost = False
         """Whether it broke before the answer to a commit came."""
 
     def begin(self) -> None:
-        """Open a transaction."""
-        assert self.open is None
+        """Open a transaction, undoing one that a call left open which was interrupted twice, as connections do."""
+        self.left_open += self.open is not None
         self.open = []
 
     def commit(self) -> None:
@@ -73,7 +77,7 @@ def queue_up(
     with committer.exclusive():
         for count, operation in enumerate(operations, 1):
             crew.start(lambda operation=operation: committer.run(operation))
-            eventually(lambda count=count: len(committer._waiting) == count)
+            eventually(lambda count=count: len(committer._queue) == count + 1)
 
 
 def test_a_lone_operation_is_its_own_transaction(committer: Committer[Ledger], ledger: Ledger):
@@ -175,11 +179,11 @@ def test_nobody_shares_an_exclusive_transaction(
     with committer.exclusive():
         for count, start in enumerate((1, 2), 1):
             crew.start(lambda start=start: committer.run(lambda c: c.write(start)))
-            eventually(lambda count=count: len(committer._waiting) == count)
+            eventually(lambda count=count: len(committer._queue) == count + 1)
         crew.start(exclusively)
-        eventually(lambda: len(committer._waiting) == 3)
+        eventually(lambda: len(committer._queue) == 4)
         crew.start(lambda: committer.run(lambda c: c.write(3)))
-        eventually(lambda: len(committer._waiting) == 4)
+        eventually(lambda: len(committer._queue) == 5)
     crew.join()
     assert entered.is_set()
     assert ledger.committed == [[], [1, 2, 3], ["alone"]]
@@ -202,10 +206,6 @@ def test_who_holds_a_transaction_cannot_wait_for_himself(committer: Committer[Le
     assert committer.run(lambda connection: connection.write(2)) == 2
 
 
-class Interrupted(Exception):  # noqa: N818  what a signal handler raises
-    """Somebody pressed Ctrl-C."""
-
-
 def test_an_interrupt_while_waiting_leaves_the_others_working(
     committer: Committer[Ledger], ledger: Ledger, crew: Crew, eventually: Any
 ):
@@ -221,7 +221,7 @@ def test_an_interrupt_while_waiting_leaves_the_others_working(
             release.wait(10)
 
     crew.start(hold)
-    eventually(lambda: committer._holder is not None)
+    eventually(lambda: bool(committer._queue))
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.1)
@@ -254,7 +254,7 @@ def test_a_group_that_may_have_been_committed_is_not_run_again(
     with committer.exclusive():
         for count in range(1, 4):
             crew.start(publish)
-            eventually(lambda count=count: len(committer._waiting) == count)
+            eventually(lambda count=count: len(committer._queue) == count + 1)
     crew.join()
     assert told == ["no answer came"] * 3
     assert [group for group in ledger.committed if group] == [["once"] * 3]
@@ -274,6 +274,7 @@ def test_hundreds_of_operations_from_many_threads_are_each_done_once(
     crew.join(30)
     written = [value for group in ledger.committed for value in group]
     assert sorted(written) == [(number, turn) for number in range(8) for turn in range(50)]
+    assert ledger.left_open == 0
 
 
 def test_an_interrupted_leader_acknowledges_nothing_for_its_neighbours(crew: Crew):
@@ -289,7 +290,7 @@ def test_an_interrupted_leader_acknowledges_nothing_for_its_neighbours(crew: Cre
     def neighbour() -> None:
         try:
             told.append(committer.run(lambda ledger: (ledger.open or []).append("x")))
-        except StoreUnavailable as error:
+        except OutcomeUnknown as error:
             told.append(str(error))
 
     runs = iter([ValueError("the group fails"), KeyboardInterrupt()])
@@ -304,14 +305,88 @@ def test_an_interrupted_leader_acknowledges_nothing_for_its_neighbours(crew: Cre
     crew.start(lambda: committer.run(first))
     started.wait(10)
     crew.start(leader)
-    wait_until(lambda: len(committer._waiting) == 1)
+    wait_until(lambda: len(committer._queue) == 2)
     for _ in range(3):
         crew.start(neighbour)
-    wait_until(lambda: len(committer._waiting) == 4)
+    wait_until(lambda: len(committer._queue) == 5)
     go_on.set()
     crew.join()
     assert len(told) == 3
     assert all("outcome is unknown" in str(each) for each in told)
+
+
+def run(committer: Committer[Ledger]) -> None:
+    """Run an operation."""
+    committer.run(lambda connection: connection.write("mine"))
+
+
+def run_failing(committer: Committer[Ledger]) -> None:
+    """Run an operation that fails."""
+    committer.run(lambda connection: 1 / connection.write(0))
+
+
+def hold(committer: Committer[Ledger]) -> None:
+    """Hold the connection."""
+    with committer.hold():
+        pass
+
+
+def transaction(committer: Committer[Ledger]) -> None:
+    """Hold it in a transaction."""
+    with committer.exclusive() as connection:
+        connection.write("mine")
+
+
+def transaction_failing(committer: Committer[Ledger]) -> None:
+    """Hold it in a transaction that fails."""
+    with committer.exclusive() as connection:
+        connection.write(1 // 0)
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [(each, KeyboardInterrupt) for each in (run, run_failing, hold, transaction, transaction_failing)]
+    + [(run_failing, Interrupted)],
+)
+@pytest.mark.parametrize("neighbours", [0, 2])
+def test_an_interrupt_at_any_line_leaves_the_lead_to_the_next(
+    call: Callable[[Committer[Ledger]], None], neighbours: int, error: type[BaseException], eventually: Any
+):
+    """Ctrl-C at whichever line of whatever leads: who waits beside it ends, and later writes are done (I10)."""
+    assert next(line for line in count(1) if not survives(call, neighbours, line, error, eventually)) > 5
+
+
+def survives(
+    call: Callable[[Committer[Ledger]], None], neighbours: int, line: int, error: type[BaseException], eventually: Any
+) -> bool:
+    """Check that a committer goes on after an interrupt at a line; return whether the call got so far."""
+    ledger, crew = Ledger(), Crew()
+    committer: Committer[Ledger] = Committer(ledger)
+    ready = threading.Event()
+
+    def lead() -> bool:
+        ready.wait()
+        with interrupted_at(line, error, committer_module) as was, suppress(error, ArithmeticError):
+            call(committer)
+        return was()
+
+    def neighbour() -> None:
+        with suppress(OutcomeUnknown, Interrupted):
+            committer.run(lambda connection: connection.write("other"))
+
+    with committer.exclusive():
+        crew.start(lead)
+        ready.set()
+        eventually(lambda: len(committer._queue) > 1 or not crew.is_busy())
+        crew.start(neighbour, neighbours)
+    crew.join(5)
+    was = True in crew.results
+    crew.start(lambda: committer.run(lambda connection: connection.write("later")))
+    crew.join(5)
+    assert not committer._queue
+    assert not committer._calls
+    assert ledger.open is None
+    return was
 
 
 def test_one_in_a_hurry_leads_nobody_else(committer: Committer[Ledger], ledger: Ledger, crew: Crew, eventually: Any):
@@ -326,8 +401,10 @@ def test_one_in_a_hurry_leads_nobody_else(committer: Committer[Ledger], ledger: 
     with committer.hurried():
         assert committer._lead_or_wait(slot)
         crew.start(lambda: committer.run(note))
-        eventually(lambda: len(committer._waiting) == 1)
-        committer._lead(slot)
+        eventually(lambda: len(committer._queue) == 2)
+        committer._gather(slot)
+        committer._run_group(slot.group)
+        committer._leave(slot)
     crew.join()
     assert ledger.committed == [[1], [2]]
     assert ran[0] == threading.get_ident() != ran[1]

@@ -9,9 +9,10 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from itertools import islice, takewhile
 from typing import Any, Generic, Protocol, TypeVar
 
-from postbus.errors import InvalidRequest, StoreUnavailable
+from postbus.errors import InvalidRequest, OutcomeUnknown, StoreUnavailable
 from postbus.observe import probe
 from postbus.store.contract import WouldWait
 
@@ -46,20 +47,33 @@ class Connection(Protocol):
 class _Slot:
     """One caller's operation on its way through a group; without one, the caller wants the lead to itself."""
 
-    __slots__ = ("alone", "error", "finished", "operation", "result", "turn")
+    __slots__ = ("alone", "error", "finished", "group", "left", "operation", "result", "thread", "turn")
 
     def __init__(self, operation: Any) -> None:
         self.operation = operation
+        self.thread = threading.get_ident()
         self.result: Any = None
-        self.error: Exception | None = StoreUnavailable("interrupted while committing: the outcome is unknown")
-        self.finished = False
+        self.error: Exception | None = OutcomeUnknown("interrupted while committing: the outcome is unknown")
+        self.group: list[_Slot] = [self]
+        """Whose operations its owner runs when it leads."""
+        self.turn: threading.Lock | None = None
+        """Locked while its owner waits."""
+        self.finished = self.left = False
         self.alone = False
         """Whether its owner is in a hurry, and so the wrong one to run what others wait for."""
-        self.turn: threading.Lock | None = None
+
+    def wake(self) -> None:
+        """Have the owner look again whether it leads or is finished; to wake it twice does no harm."""
+        if self.turn is not None and self.turn.locked():
+            self.turn.release()
 
 
 class Committer(Generic[C]):
-    """Runs operations on one connection, grouped into transactions."""
+    """Runs operations on one connection, grouped into transactions.
+
+    The head of the queue leads. Leaving the queue and waking the next head can be repeated, and both callers do it
+    twice: an exception that comes from outside (Ctrl-C, a signal handler's) at any line leaves the lead with nobody.
+    """
 
     def __init__(self, connection: C, together: Callable[[list[Any]], list[Any]] | None = None) -> None:
         """Take charge of a connection that nobody else uses.
@@ -70,10 +84,9 @@ class Committer(Generic[C]):
         self._connection = connection
         self._together = together or self._transact
         self._guard = threading.Lock()
-        self._waiting: deque[_Slot] = deque()
-        self._led = False
-        self._holder: int | None = None
-        self._leader: int | None = None
+        self._queue: deque[_Slot] = deque()
+        self._calls: dict[int, _Slot] = {}
+        """The call that each thread is in the midst of."""
         self._hurried: int | None = None
 
     def run(self, operation: Callable[[C], R]) -> R:
@@ -82,31 +95,46 @@ class Committer(Generic[C]):
         It may run beside others, and twice: if a group fails it is undone, and each operation is run again alone,
         so that one that fails cannot fail its neighbours. It must not change anything but the database.
         """
-        self._refuse_holder()
+        self._refuse_reentry()
         slot = _Slot(operation)
-        if self._lead_or_wait(slot):
-            self._lead(slot)
+        try:
+            try:
+                if self._lead_or_wait(slot):
+                    self._gather(slot)
+                    self._run_group(slot.group)
+            finally:
+                self._leave(slot)
+        finally:
+            self._leave(slot)
         if slot.error is not None:
             raise slot.error
         return slot.result
 
     @contextmanager
+    def hold(self, timeout: float = -1) -> Generator[C]:
+        """Hold the connection while nobody else uses it, outside any transaction; StoreUnavailable after `timeout`."""
+        self._refuse_reentry()
+        slot = _Slot(None)
+        try:
+            try:
+                self._lead_or_wait(slot, timeout)
+                yield self._connection
+            finally:
+                self._leave(slot)
+        finally:
+            self._leave(slot)
+
+    @contextmanager
     def exclusive(self) -> Generator[C]:
         """Hold the connection in a transaction of the caller's own: commit at the end, roll back if it raises."""
-        self._refuse_holder()
-        self._lead_or_wait(_Slot(None))
-        self._holder = threading.get_ident()
-        try:
-            self._connection.begin()
-            yield self._connection
-            self._connection.commit()
-        except BaseException:
-            self._connection.rollback()
-            raise
-        finally:
-            self._holder = None
-            self._let_operations_in()
-            self._hand_over()
+        with self.hold() as connection:
+            try:
+                connection.begin()
+                yield connection
+                connection.commit()
+            except BaseException:
+                connection.rollback()
+                raise
 
     @contextmanager
     def hurried(self) -> Generator[None]:
@@ -117,89 +145,68 @@ class Committer(Generic[C]):
         finally:
             self._hurried = None
 
-    @contextmanager
-    def hold(self) -> Generator[C]:
-        """Hold the connection while nobody else uses it, outside any transaction."""
-        self._refuse_holder()
-        self._lead_or_wait(_Slot(None))
-        try:
-            yield self._connection
-        finally:
-            self._hand_over()
-
-    def _refuse_holder(self) -> None:
+    def _refuse_reentry(self) -> None:
         """Raise for a caller that would wait for itself."""
-        if self._holder == threading.get_ident():
+        call = self._calls.get(threading.get_ident())
+        if call is None:
+            return
+        if call.operation is None:
             raise InvalidRequest("inside a transaction of your own, pass it on: publish(..., connection=tx)")
-        if self._leader == threading.get_ident():
-            raise StoreUnavailable("called (from a signal handler?) in the midst of a write of the same thread")
+        raise StoreUnavailable("called (from a signal handler?) in the midst of a write of the same thread")
 
-    def _lead_or_wait(self, slot: _Slot) -> bool:
+    def _lead_or_wait(self, slot: _Slot, timeout: float = -1) -> bool:
         """Return True when this caller must lead now, False when its operation has been run by another."""
+        self._calls[slot.thread] = slot
         with self._guard:
-            hurried = self._hurried == threading.get_ident()
-            if not self._led:
-                self._led = True
-                if hurried:
-                    slot.alone = True
-                    self._hurried = None  # what follows a first write of the block must not be left undone
+            if self._hurried == slot.thread:
+                if self._queue:
+                    raise WouldWait
+                slot.alone = True
+                self._hurried = None  # what follows a first write of the block must not be left undone
+            self._queue.append(slot)
+            if self._queue[0] is slot:
                 return True
-            if hurried:
-                raise WouldWait
             slot.turn = threading.Lock()
             slot.turn.acquire()
-            self._waiting.append(slot)
-        self._await_turn(slot, slot.turn)
+        while not self._is_up(slot):
+            if not slot.turn.acquire(timeout=timeout):
+                raise StoreUnavailable(f"other writes took longer than {timeout} s; nothing was done")
         return not slot.finished
 
-    def _await_turn(self, slot: _Slot, turn: threading.Lock) -> None:
-        try:
-            turn.acquire()
-        except BaseException:
-            # Ctrl-C: leave the queue; if a leader has taken the slot already, or made it the heir, see that through.
-            with self._guard:
-                queued = slot in self._waiting
-                if queued:
-                    self._waiting.remove(slot)
-            if not queued:
-                turn.acquire()
-                if not slot.finished:
-                    self._hand_over()
-            raise
-
-    def _lead(self, slot: _Slot) -> None:
-        group = [slot]
-        self._leader = threading.get_ident()
-        try:
-            if not slot.alone:
-                self._gather(group)
-            self._run_group(group)
-        finally:
-            self._leader = None
-            self._hand_over()
-            for other in group[1:]:
-                other.finished = True
-                if other.turn is not None:
-                    other.turn.release()
-
-    def _gather(self, group: list[_Slot]) -> None:
+    def _is_up(self, slot: _Slot) -> bool:
         with self._guard:
-            while self._waiting and self._waiting[0].operation is not None and len(group) < MAX_GROUP:
-                group.append(self._waiting.popleft())
+            return slot.finished or self._queue[0] is slot
 
-    def _let_operations_in(self) -> None:
-        """Put operations before those who want the lead to themselves: heartbeats must not wait for all of these."""
-        with self._guard:
-            self._waiting = deque(sorted(self._waiting, key=lambda slot: slot.operation is None))
+    def _leave(self, slot: _Slot) -> None:
+        """End the call of a slot: hand the results to its group, and the lead, if it has that, to the next in line.
 
-    def _hand_over(self) -> None:
+        Each step may be repeated, so that a call which an exception from outside has cut off can be made again.
+        """
+        if slot.left:
+            return
         with self._guard:
-            if self._waiting:
-                heir = self._waiting.popleft()
-                if heir.turn is not None:
-                    heir.turn.release()
-            else:
-                self._led = False
+            if self._queue and self._queue[0] is slot:
+                for each in slot.group:
+                    each.finished = True
+                    each.wake()
+                if slot.operation is None:  # heartbeats must not wait for all who want the lead to themselves
+                    self._queue = deque(sorted(self._queue, key=lambda each: each is not slot and not each.operation))
+            slot.finished = True
+            while self._queue and self._queue[0].finished:
+                self._queue.popleft()
+            if self._queue:
+                self._queue[0].wake()
+            if self._calls.get(slot.thread) is slot:
+                del self._calls[slot.thread]
+            slot.left = True
+
+    def _gather(self, slot: _Slot) -> None:
+        """Let a leader take in the operations that wait behind it, up to the first that wants the lead to itself."""
+        if slot.alone:
+            return
+        with self._guard:
+            behind = takewhile(lambda each: each.operation is not None, islice(self._queue, MAX_GROUP))
+            slot.group = [each for each in behind if not each.finished]
 
     def _run_group(self, group: list[_Slot]) -> None:
         if len(group) > 1:

@@ -222,6 +222,8 @@ class Database:
         self._begin("BEGIN ISOLATION LEVEL READ COMMITTED")
 
     def _begin(self, statement: str) -> None:
+        if self._connection is not None and not self.idle:  # a call that was interrupted in the midst of its rollback
+            self.rollback()
         sql = cast("LiteralString", statement + self._settings)
         try:
             self.connection.execute(sql)

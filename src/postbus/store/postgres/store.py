@@ -255,12 +255,15 @@ class PostgresStore(SqlStore):
     def transaction(self) -> Generator[Transaction]:
         self._writable()
         holder = threading.get_ident()
-        self._holders.add(holder)
         try:
-            with self._transaction() as tx:
-                yield tx
+            try:
+                self._holders.add(holder)
+                with self._transaction() as tx:
+                    yield tx
+            finally:
+                self._holders.discard(holder)
         finally:
-            self._holders.discard(holder)
+            self._holders.discard(holder)  # again, as a committer does: Ctrl-C may have cut off the first
         if tx.touched:
             self._wake()
 

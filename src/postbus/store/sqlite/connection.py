@@ -91,6 +91,8 @@ class Database:
 
     def begin(self) -> None:
         """Open a write transaction at once, waiting for its turn; raise WouldWait if this thread is in a hurry."""
+        if self._apsw.in_transaction:  # a call that was interrupted in the midst of its rollback
+            self.rollback()
         try:
             self._apsw.execute("BEGIN IMMEDIATE")
         except apsw.BusyError:

@@ -1,0 +1,76 @@
+"""Ctrl-C in a console or a notebook, and alarms: an exception from outside at any line of a write, or of a claim."""
+
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import count
+from typing import Final
+
+import pytest
+
+from postbus.payload import draft
+from postbus.store import Store, committer
+from tests.conftest import Crew
+from tests.contract.stores import DONE, Operator
+from tests.interrupts import Interrupted, interrupted_at
+
+TOUCHED: Final = (
+    "postbus.store.postgres.connection",
+    "postbus.store.postgres.single",
+    "postbus.store.postgres.store",
+    "postbus.store.sqlite.connection",
+    "postbus.store.sqlite.store",
+)
+
+
+def publish(op: Operator) -> None:
+    """Publish one event."""
+    op.publish()
+
+
+def publish_two(op: Operator) -> None:
+    """Publish a batch."""
+    op.publish_all({"type": "a"}, {"type": "a"})
+
+
+def publish_in_transaction(op: Operator) -> None:
+    """Publish in a transaction of the caller's own."""
+    with op.store.transaction() as tx:
+        tx.publish([draft({"type": "a"})])
+
+
+def work(op: Operator) -> None:
+    """Claim an event and complete it."""
+    for each in op.claim(limit=1):
+        op.settle(each, DONE)
+
+
+@pytest.mark.filterwarnings("ignore:.*was deleted while still open", "ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize(
+    ("verb", "error"),
+    [(each, KeyboardInterrupt) for each in (publish, publish_two, publish_in_transaction, work)]
+    + [(publish, Interrupted)],
+)
+@pytest.mark.parametrize("step", [5, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.timeout(1_200)])])
+def test_a_store_goes_on_after_an_interrupt_at_any_line(
+    store: Store, op: Operator, verb: Callable[[Operator], None], error: type[BaseException], step: int
+):
+    """Wherever it comes, later writes of all threads are done, batches are whole, nothing waits for ever (I2, I10)."""
+    modules = [committer, *(sys.modules[name] for name in TOUCHED if name in sys.modules)]
+    published = 0
+    for line in count(1, step):
+        if verb is work:
+            op.publish()
+            published += 1
+        with interrupted_at(line, error, *modules) as was, suppress(error):
+            verb(op)
+        crew = Crew()
+        crew.start(op.publish)
+        crew.join(10)
+        published += 1
+        if not was():
+            break
+    total = op.list(limit=1).total
+    assert line > 20
+    assert published <= total
+    assert verb is not publish_two or (total - published) % 2 == 0
