@@ -3,6 +3,7 @@
 import asyncio
 import contextvars
 import functools
+import os
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, suppress
@@ -42,12 +43,15 @@ class _Threads:
     """The threads of one bus, and what they have yet to undo."""
 
     def __init__(self) -> None:
+        self._process = os.getpid()
         # Bounded: every waiter looks at each settled event, so 1,000 of them at once take ten times as long (measured).
         self._lanes = {lane: ThreadPoolExecutor(THREADS, thread_name_prefix=f"postbus-{lane}") for lane in _Lane}
         self.undoing: set[Future[None]] = set()
 
     def submit(self, lane: _Lane, call: Callable[[], R]) -> Future[R]:
-        """Begin a call; raise EventBusShutdownError after `shutdown`."""
+        """Begin a call; raise EventBusShutdownError after `shutdown`. A forked child has threads of its own."""
+        if os.getpid() != self._process:
+            self.__init__()
         try:
             # In the caller's context: what is published continues the caller's trace.
             return self._lanes[lane].submit(contextvars.copy_context().run, call)
@@ -69,11 +73,15 @@ class _Threads:
 
 
 class _Wrapper(Generic[S]):
-    """Has the blocking object, and the threads to call it in."""
+    """Has the blocking object, or what opens it, and the threads to call it in."""
 
-    def __init__(self, wrapped: S, threads: _Threads) -> None:
-        self.wrapped = wrapped
+    def __init__(self, wrapped: Callable[[], S], threads: _Threads) -> None:
+        self._wrapped = wrapped
         self.threads = threads
+
+    @property
+    def wrapped(self) -> S:
+        return self._wrapped()
 
     async def in_thread(
         self, call: Callable[[], R], lane: _Lane = _Lane.SHORT, undo: Callable[[R], None] | None = None
@@ -96,7 +104,7 @@ def _awaited(
     @functools.wraps(method)
     async def call(self: _Wrapper[S], *args: P.args, **kwargs: P.kwargs) -> R:
         undone = None if undo is None else functools.partial(undo, self.wrapped)
-        return await self.in_thread(functools.partial(method, self.wrapped, *args, **kwargs), lane, undone)
+        return await self.in_thread(lambda: method(self.wrapped, *args, **kwargs), lane, undone)
 
     return call
 
@@ -162,10 +170,11 @@ class AsyncEventBus(_Wrapper[EventBus]):
     """An EventBus whose methods are awaited; coroutine handlers run on the loop that called `start`."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        """Open the bus; takes what EventBus takes."""
-        super().__init__(EventBus(*args, **options), _Threads())
-        self.dlq = _AsyncDeadLetters(self.wrapped.dlq, self.threads)
-        self.subscriptions = _AsyncSubscriptions(self.wrapped.subscriptions, self.threads)
+        """Stand for a bus; takes what EventBus takes."""
+        bus = EventBus(*args, **options)
+        super().__init__(lambda: bus, _Threads())
+        self.dlq = _AsyncDeadLetters(lambda: bus.dlq, self.threads)
+        self.subscriptions = _AsyncSubscriptions(lambda: bus.subscriptions, self.threads)
 
     _publish = _awaited(EventBus.publish)
     _publish_and_wait = _awaited(EventBus.publish, _Lane.WAITING)

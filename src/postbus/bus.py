@@ -28,9 +28,10 @@ from postbus.errors import (
     InvalidRequest,
     LeaseLost,
     NotFound,
+    StoreUnavailable,
 )
 from postbus.execution import Execution, describe
-from postbus.follow import CheckpointMode, InstanceMode, OnFailure, make_follow
+from postbus.follow import CheckpointMode, Follow, InstanceMode, OnFailure, make_follow
 from postbus.follower import Follower
 from postbus.handlers import Handler, Handlers, OnError, check_subscription, make_handler
 from postbus.loop import Bell, Loop, Signal
@@ -52,9 +53,9 @@ from postbus.observe import probe, tell
 from postbus.pattern import Interest, check_pattern
 from postbus.payload import Draft, draft, drafts
 from postbus.retry import RetryPolicy
-from postbus.store import open_store
+from postbus.store import is_server, open_store, shown
 from postbus.store.contract import Claim, Settled, Settlement, Store, Transaction
-from postbus.subscriptions import Subscriptions
+from postbus.subscriptions import Subscriptions, ordered
 from postbus.tracing import publishing, spans
 from postbus.upkeep import Upkeep, recover
 from postbus.worker import Worker
@@ -97,7 +98,8 @@ class FollowOptions(TypedDict, total=False):
 class EventBus:
     """A durable event bus in one database. Safe to use from many threads.
 
-    Opening it opens and migrates the store. Nothing is handled until `start` (or `with bus:`).
+    The store is opened, and migrated, when it is first used: a bus that only has handlers, or whose process was forked
+    before `start`, may be used in every child process. Nothing is handled until `start` (or `with bus:`).
     """
 
     def __init__(
@@ -117,12 +119,12 @@ class EventBus:
         token: str | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """Open the bus at `url`: without one, at `POSTBUS_URL`, else `sqlite:///postbus.db`.
+        """Stand for the bus at `url`: without one, at `POSTBUS_URL`, else `sqlite:///postbus.db`.
 
         At `http://host:port` it is that of a `postbus serve`, which may ask for a `token`.
         What is not given comes from `POSTBUS_*` variables, then `postbus.toml`, then the defaults of `Settings`.
         """
-        settings = Settings.load(
+        self.settings = Settings.load(
             url=url,
             worker_id=worker_id,
             lease=lease,
@@ -136,44 +138,104 @@ class EventBus:
             listen=listen,
             token=token,
         )
-        named = settings.worker_id or f"{socket.gethostname()}:{os.getpid()}"
-        self.settings = settings.model_copy(update={"worker_id": named})
-        self.worker_id = named
-        self.store: Store = open_store(
-            settings.url,
-            clock=clock,
-            auto_migrate=settings.auto_migrate,
-            direct_url=settings.direct_url,
-            listen=settings.listen,
-            token=settings.token.get_secret_value() if settings.token else None,
-        )
-        self.dlq = DeadLetters(self.store, named)
-        self.subscriptions = Subscriptions(self.store, named)
-        self._owner = uuid4().hex
-        self._process = os.getpid()
+        self._url = shown(self.settings.url)
+        self._remote = is_server(self.settings.url)
+        self._named = self.settings.worker_id
+        self._clock = clock
         self._handlers = Handlers()
-        self._execution = Execution(
-            self.store,
-            self._handlers,
-            settings.retry,
-            timedelta(seconds=settings.lease),
-            random.Random(),  # noqa: S311  jitter needs no secrecy
-        )
-        self._followers: dict[str, Follower] = {}
+        self._follows: dict[str, Follow] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._worker: Worker | None = None
         self._upkeep: Loop | None = None
-        self._alive = ExitStack()
-        self._known_alive = False
         self._closing = False
         self._closer = 0
         self._finished = False
-        self._lock = threading.RLock()
         self._closed = threading.Event()
+        self._begin()
+
+    def _begin(self) -> None:
+        """Belong to this process, under its name and with nothing open."""
+        self._opened_in = 0
+        """The process that has opened the store."""
+        self._process = os.getpid()
+        self.worker_id = self._named or f"{socket.gethostname()}:{self._process}"
+        self.settings = self.settings.model_copy(update={"worker_id": self.worker_id})
+        self._owner = uuid4().hex
+        self._alive = ExitStack()
+        self._known_alive = False
+        self._followers: dict[str, Follower] = {}
+        self._lock = threading.RLock()
 
     def __repr__(self) -> str:
         """Name the bus without any secret."""
-        return f"EventBus({self.store.url!r}, worker_id={self.worker_id!r})"
+        return f"EventBus({self._url!r}, worker_id={self.worker_id!r})"
+
+    # ── opening ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def store(self) -> Store:
+        """The store, opened and migrated at its first use in this process."""
+        if self._opened_in != os.getpid():
+            self._open_store()
+        return self._store
+
+    @property
+    def dlq(self) -> DeadLetters:
+        """The dead letters: look at them, retry them, purge them."""
+        return DeadLetters(self.store, self.worker_id)
+
+    @property
+    def subscriptions(self) -> Subscriptions:
+        """The named consumer groups over the log: list, make, pause, rewind, delete."""
+        return Subscriptions(self.store, self.worker_id)
+
+    def _open_store(self) -> None:
+        """Open the store, and make the subscriptions of what was registered, before anything is done with it."""
+        self._open()
+        with self._lock:
+            if self._opened_in == self._process:
+                return
+            store = open_store(
+                self.settings.url,
+                clock=self._clock,
+                auto_migrate=self.settings.auto_migrate,
+                direct_url=self.settings.direct_url,
+                listen=self.settings.listen,
+                token=self.settings.token.get_secret_value() if self.settings.token else None,
+            )
+            try:
+                for each in self._handlers.all():
+                    self._ensure(store, each)
+                self._followers = {name: self._follower(store, follow) for name, follow in self._follows.items()}
+            except BaseException:
+                store.close()
+                raise
+            self._store = store
+            self._execution = Execution(
+                store,
+                self._handlers,
+                self.settings.retry,
+                timedelta(seconds=self.settings.lease),
+                random.Random(),  # noqa: S311  jitter needs no secrecy
+            )
+            self._opened_in = self._process
+
+    def _ensure(self, store: Store, handler: Handler) -> None:
+        interest = handler.interest
+        Subscriptions(store, self.worker_id).ensure(handler.subscription, interest.pattern, sorted(interest.tags))
+
+    def _follower(self, store: Store, follow: Follow) -> Follower:
+        return Follower(store, follow, worker_id=self.worker_id, poll_interval=self.settings.poll_interval)
+
+    def _open(self) -> None:
+        if self._closing:
+            raise EventBusShutdownError("the bus is shut down")
+        if os.getpid() != self._process:
+            if self._worker is not None:
+                raise StoreUnavailable(
+                    "this bus was started before the fork and runs in the parent process: make an EventBus in the child"
+                )
+            self._begin()
 
     # ── publishing ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -268,16 +330,20 @@ class EventBus:
 
         `handler` is a plain or an async function of (event) or (event, ctx); a `transactional` one is a plain function
         of (event, tx) or (event, ctx, tx), whose writes through `tx` are stored with its outcome. A `subscription`
-        that does not exist yet is made, for this pattern and from now on; one that exists is widened to it.
+        that does not exist yet is made, for this pattern and from now on; one that exists is widened to it. If the bus
+        has not been used yet, this happens at its first use, before anything else.
         """
         self._open()
         if unknown := ", ".join(sorted(options.keys() - HandlerOptions.__annotations__.keys())):
             raise InvalidRequest(f"there is no option {unknown}; there are {', '.join(HandlerOptions.__annotations__)}")
         made = make_handler(pattern, handler, **options)
-        if made.transactional and self.store.remote:
+        if made.transactional and self._remote:
             raise InvalidRequest("a transactional handler needs the database itself, not a server in front of it")
-        self.subscriptions.ensure(made.subscription, made.interest.pattern, sorted(made.interest.tags))
         with self._lock:  # not while `start` has told of the handlers and has no worker yet
+            if made.subscription in self._follows:
+                raise ordered(made.subscription)
+            if self._opened_in:
+                self._ensure(self._store, made)
             self._handlers.add(made)
         if self._worker is not None:
             self.store.register_handlers([self._record(made)])
@@ -310,19 +376,20 @@ class EventBus:
 
         def register(function: F) -> F:
             self._open()
-            if self.store.remote:
+            if self._remote:
                 raise InvalidRequest("a follower needs the database itself, not a server in front of it")
             follow = make_follow(subscriber_id, pattern, function, **options)
             with self._lock:
-                if follow.name in self._followers:
+                if follow.name in self._follows:
                     raise Conflict(f"{follow.name!r} is followed in this process already")
-                follower = Follower(
-                    self.store, follow, worker_id=self.worker_id, poll_interval=self.settings.poll_interval
-                )
-                self._followers[follow.name] = follower
-                if self._worker is not None:
-                    self.store.register_handlers([follower.record(self._owner)])
-                    follower.start(loop=self._loop)
+                if follow.name in self._handlers.subscriptions():
+                    raise Conflict(f"{follow.name!r} is a subscription of mode queue: handlers take from it")
+                if self._opened_in:
+                    follower = self._followers[follow.name] = self._follower(self._store, follow)
+                    if self._worker is not None:
+                        self._store.register_handlers([follower.record(self._owner)])
+                        follower.start(loop=self._loop)
+                self._follows[follow.name] = follow
             return function
 
         return register
@@ -330,6 +397,8 @@ class EventBus:
     @property
     def followers(self) -> Mapping[str, Follower]:
         """The followers of this process by their id: whether they lead, and what has stopped one."""
+        if not self._opened_in:
+            self._open_store()
         return dict(self._followers)
 
     def wait_for(self, subscriber_id: str, position: int, timeout: float | None = None) -> None:
@@ -361,7 +430,8 @@ class EventBus:
         """Let a handler see no further event; raise NotFound if there is none of that id."""
         if not self._handlers.remove(identity):
             raise NotFound(f"there is no handler {identity!r} in this process")
-        self.store.forget_handlers(self._owner, [identity])
+        if self._opened_in:
+            self.store.forget_handlers(self._owner, [identity])
 
     @property
     def handlers(self) -> tuple[Handler, ...]:
@@ -394,7 +464,7 @@ class EventBus:
             if figures.listener is not None:
                 figures.listener.runs(self.store.url)
             self._be_alive()
-            if not self.store.remote:
+            if not self._remote:
                 recover(self.store, self.settings.retry, self._owner)
             self.store.register_handlers(self._records())
             # From here on the bus counts as started: what may fail comes before, so that it can be tried again.
@@ -446,7 +516,8 @@ class EventBus:
             if not done:
                 tell(logging.WARNING, "shutdown_incomplete", held=self._worker.held if self._worker else 0)
         finally:
-            self.store.close()
+            if self._opened_in:
+                self._store.close()
             self._alive.close()
             self._finished = done
             self._closed.set()
@@ -528,7 +599,7 @@ class EventBus:
 
     def _handled(self) -> tuple[str, ...]:
         names = self._handlers.subscriptions()
-        if not (names or self._followers):
+        if not (names or self._follows):
             raise InvalidRequest("this process handles no subscription: there is nothing to wait for")
         if self._worker is None:
             raise InvalidRequest("the bus is not started: nothing would ever be settled")
@@ -536,10 +607,6 @@ class EventBus:
 
     def _signal(self) -> Signal:
         return self._worker.changed if self._worker is not None else Signal()
-
-    def _open(self) -> None:
-        if self._closing:
-            raise EventBusShutdownError("the bus is shut down")
 
     # ── own loops ────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -7,6 +7,7 @@ import inspect
 import logging
 import os
 import random
+import sys
 import threading
 import time
 import traceback
@@ -34,7 +35,18 @@ from postbus.retry import RetryPolicy
 from postbus.store.contract import Settled, Settlement, Store, Transaction
 from postbus.tracing import Handling, is_watched
 
-__all__ = ["CANCELLED", "Context", "Execution", "Ownership", "Report", "Run", "describe", "handler_log", "tell_failed"]
+__all__ = [
+    "CANCELLED",
+    "Context",
+    "Execution",
+    "Ownership",
+    "Report",
+    "Run",
+    "describe",
+    "end_child",
+    "handler_log",
+    "tell_failed",
+]
 
 R = TypeVar("R")
 CANCELLED: Final = (asyncio.CancelledError, concurrent.futures.CancelledError)
@@ -180,6 +192,7 @@ class Execution:
     """The leases of deliveries that are half-open probes."""
     settled: set[Lease] = field(default_factory=set[Lease])
     """The leases settled in the transaction of their handlers: they are gone, and not lost."""
+    process: int = field(default_factory=os.getpid)
     lost: set[Lease] = field(default_factory=set[Lease])
     """The leases that are known to have passed to another: what has not begun under one of them does not."""
 
@@ -220,6 +233,7 @@ class Execution:
             if self._is_blocked(run):
                 return run.report(None)
             error = await self._try_async(run)
+            end_child(self.process, error)
             if (ended := self.went(run, error)) is not None:
                 return ended
         if run.index == len(run.handlers):
@@ -347,9 +361,11 @@ class Execution:
         try:
             with self._watched(run):
                 result = self._call(run)
-            return _never_awaited(run.handler, result) if inspect.isawaitable(result) else None
-        except BaseException as error:  # noqa: BLE001  even SystemExit is only a failed attempt: the worker lives on
-            return error
+            error = _never_awaited(run.handler, result) if inspect.isawaitable(result) else None
+        except BaseException as raised:  # noqa: BLE001  even SystemExit is only a failed attempt: the worker lives on
+            error = raised
+        end_child(self.process, error)
+        return error
 
     async def _try_async(self, run: Run) -> BaseException | None:
         handler = run.handler
@@ -478,6 +494,25 @@ def _uncancel() -> None:
     task = asyncio.current_task()
     while task is not None and task.cancelling():
         task.uncancel()
+
+
+def end_child(process: int, error: BaseException | None = None) -> None:
+    """End this process if a handler of `process` forked it and it came back out of the handler.
+
+    It has a copy of all that waits in its parent and would run it again; the parent alone goes on, and settles.
+    """
+    if os.getpid() == process:
+        return
+    code = 0
+    if isinstance(error, SystemExit):
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    elif error is not None:
+        traceback.print_exception(error)
+        code = 1
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # closed, or nobody reads it
+            stream.flush()
+    os._exit(code)
 
 
 async def in_thread(call: Callable[[], R], left_behind: set[threading.Thread]) -> R:

@@ -34,7 +34,7 @@ from postbus.errors import (
     StoreUnavailable,
     UnsafeStore,
 )
-from postbus.execution import CANCELLED, UNWATCHED, Context, describe, handler_log, tell_failed
+from postbus.execution import CANCELLED, UNWATCHED, Context, describe, end_child, handler_log, tell_failed
 from postbus.follow import Follow, InstanceMode, make_follow
 from postbus.leftovers import Cancelled, HandlerFailed, Leftovers, cause
 from postbus.loop import Bell, Loop
@@ -70,6 +70,7 @@ class Follower:
         self._handler = follow.handler
         self._worker_id = worker_id or f"{socket.gethostname()}:{os.getpid()}"
         self._owner = uuid4().hex
+        self._process = os.getpid()
         self._poll = poll_interval
         self._lease = timedelta(seconds=follow.lease)
         self._interests = (follow.handler.interest,)
@@ -502,7 +503,9 @@ class Follower:
         except CANCELLED:
             raise Cancelled from None
         except BaseException as error:
+            end_child(self._process, error)
             raise HandlerFailed(error) from error
+        end_child(self._process)
 
     def _call(
         self, group: Sequence[Event], delivery: Delivery | None, tx: Transaction | None, *, redelivered: bool

@@ -13,10 +13,15 @@ from postbus.pattern import check_pattern
 from postbus.retry import RetryPolicy
 from postbus.store.contract import Rewound, Store
 
-__all__ = ["Subscriptions"]
+__all__ = ["Subscriptions", "ordered"]
 
 SHORTEST_LEASE: Final = timedelta(seconds=0.1)
 LONGEST_LEASE: Final = timedelta(days=365)
+
+
+def ordered(name: str) -> Conflict:
+    """Return the error of handlers that would take from a subscription of mode ordered."""
+    return Conflict(f"{name!r} is a subscription of mode ordered: follow it by @bus.follow, or take another")
 
 
 class Subscriptions:
@@ -78,7 +83,7 @@ class Subscriptions:
             except Conflict:
                 tell(logging.DEBUG, "subscription_made_elsewhere", subscription=name)
         if self.get(name).mode is Mode.ORDERED:
-            raise Conflict(f"{name!r} is a subscription of mode ordered: follow it by @bus.follow, or take another")
+            raise ordered(name)
         if self._store.widen_subscription(name, pattern, tags):
             tell(logging.INFO, "subscription_widened", subscription=name, pattern=pattern, tags=list(tags))
 

@@ -297,11 +297,22 @@ def test_the_context_tells_of_the_run(bus: EventBus):
     [({"on_error": "ignore"}, "on_error"), ({"start": 99}, "start at"), ({"pattern": ""}, "pattern")],
 )
 def test_what_cannot_be_followed_is_refused(bus: EventBus, options: dict[str, Any], reason: str):
-    """When registering, with the reason, and nothing is made (S4.8)."""
+    """When registering on a bus in use, with the reason, and nothing is made (S4.8)."""
+    bus.stats()
     with pytest.raises(InvalidRequest, match=reason):
         bus.follow("s", **options)(lambda _: None)
     assert bus.followers == {}
     assert [each.name for each in bus.subscriptions.list()] == ["default"]
+
+
+def test_a_start_that_cannot_be_is_told_at_the_first_use(make_bus: Make):
+    """A bus that has not been used knows no positions: whatever is asked of it first is refused, and nothing stored."""
+    bus = make_bus()
+    bus.follow("s", start=99)(lambda _: None)
+    for use in (bus.stats, lambda: bus.publish("a"), bus.start):
+        with pytest.raises(InvalidRequest, match="start at"):
+            use()
+    assert make_bus().list().total == 0
 
 
 def test_an_unknown_option_is_refused(bus: EventBus):

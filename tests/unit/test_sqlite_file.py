@@ -1,6 +1,8 @@
 """What is SQLite's own: settings of the file, patience with locks, cached statements, and cost that stays flat."""
 
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -11,17 +13,27 @@ import apsw
 import pytest
 
 from postbus.errors import Conflict, InvalidRequest, StoreUnavailable, UnsafeStore
-from postbus.model import AttemptError, Dead
+from postbus.model import AttemptError, Dead, Done
 from postbus.pattern import Interest
 from postbus.payload import draft
 from postbus.retry import RetryPolicy
 from postbus.store import open_store
-from postbus.store.contract import Claim, DeadFilter, Settlement, WouldWait
+from postbus.store.contract import Claim, DeadFilter, Settlement, Step, WouldWait
 from postbus.store.sqlite import connection as connection_module
 from postbus.store.sqlite.connection import require_safe_sqlite
 from postbus.store.sqlite.store import SqliteStore
 from postbus.testing import FrozenClock
 from tests.conftest import Crew
+
+EVERYTHING = {
+    "subscription": "default",
+    "status": None,
+    "type": None,
+    "tags": (),
+    "limit": 100,
+    "offset": 0,
+    "after": None,
+}
 
 
 @pytest.fixture
@@ -480,3 +492,123 @@ def test_a_file_is_the_same_by_whatever_name_and_from_wherever(
     one.close()
     two.close()
     assert [each.name for each in (tmp_path / "elsewhere").iterdir()] == ["link.db"]
+
+
+# ── a file that is not the one that was opened ───────────────────────────────────────────────────────────────────────
+
+
+def remove(path: Path) -> None:
+    """Remove the file."""
+    path.unlink()
+
+
+def move_away(path: Path) -> None:
+    """Give the file another name."""
+    path.rename(path.with_name("moved.db"))
+
+
+def replace(path: Path) -> None:
+    """Put another bus's file into its place, as a restored backup would be."""
+    backup = path.with_name("backup.db")
+    SqliteStore(backup, FrozenClock()).close()
+    backup.replace(path)
+
+
+def remove_wal(path: Path) -> None:
+    """Remove its WAL."""
+    Path(f"{path}-wal").unlink()
+
+
+@pytest.mark.parametrize("strike", [remove, move_away, replace, remove_wal])
+def test_a_file_that_was_removed_or_replaced_takes_no_more(
+    path: Path, store: SqliteStore, strike: Callable[[Path], None]
+):
+    """Every verb that writes is refused, and says what to do; nothing is acknowledged into a file nobody opens (I1)."""
+    publish(store, 2)
+    (delivery,) = claim(store)
+    step = Step("default", 0, 1, "w")
+    strike(path)
+
+    def in_transaction() -> None:
+        with store.transaction() as tx:
+            tx.publish([draft({"type": "a"})])
+
+    for write in (
+        lambda: publish(store, 1),
+        in_transaction,
+        lambda: claim(store),
+        lambda: store.settle([Settlement(delivery.lease, Done(), "w")]),
+        lambda: store.move(step),
+    ):
+        with pytest.raises(UnsafeStore, match=r"removed or replaced .* restart"):
+            write()
+
+
+def test_a_file_that_is_replaced_while_it_is_written_to_is_not_acknowledged(
+    path: Path, store: SqliteStore, crew: Crew, eventually: Callable[..., Any]
+):
+    """However a publish and the replacement meet: what was acknowledged had been stored before it (I1)."""
+    acknowledged: list[int] = []
+
+    def work() -> None:
+        with suppress(UnsafeStore):
+            while True:
+                acknowledged.append(store.publish([draft({"type": "a"})])[0].id)
+
+    crew.start(work, 4)
+    eventually(lambda: len(acknowledged) > 20)
+    kept = path.with_name("kept.db")
+    os.link(path, kept)
+    os.link(f"{path}-wal", f"{kept}-wal")
+    replace(path)
+    crew.join()
+    store.close()
+    survivor = SqliteStore(kept, FrozenClock())
+    assert survivor.list(**{**EVERYTHING, "limit": 1}).total >= len(acknowledged)
+    survivor.close()
+
+
+def test_closing_does_no_harm_to_the_file_in_its_place(path: Path, store: SqliteStore):
+    """Neither to it nor to its WAL, whose names are those of the old one (I1)."""
+    publish(store, 5)
+    replace(path)
+    Path(f"{path}-wal").unlink()
+    Path(f"{path}-shm").unlink()
+    successor = SqliteStore(path, FrozenClock())
+    publish(successor, 3)
+    with pytest.raises(UnsafeStore):
+        publish(store, 1)
+    store.close()
+    publish(successor, 3)
+    assert successor.list(**EVERYTHING).total == 6
+    assert all(finding.ok for finding in successor.inspect(deep=True))
+    successor.close()
+
+
+SECOND_LIBRARY = """
+import sqlite3, subprocess, sys
+from postbus import EventBus, UnsafeStore
+bus = EventBus(sys.argv[1])
+bus.publish("a")
+second = sqlite3.connect(sys.argv[1].removeprefix("sqlite:///"))
+second.execute("SELECT count(*) FROM events").fetchall()
+second.close()
+look = "import sys; from postbus import EventBus; bus = EventBus(sys.argv[1]); bus.stats(); bus.shutdown()"
+subprocess.run([sys.executable, "-c", look, sys.argv[1]], check=True)
+try:
+    print(bus.publish("b").id)
+except UnsafeStore as error:
+    print(error)
+"""
+
+
+def test_a_second_sqlite_in_the_process_is_noticed_when_it_has_dropped_the_locks(path: Path):
+    """Python's own module closes the file, another process takes itself for the last: refused, not lost (I1)."""
+    told = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", SECOND_LIBRARY, f"sqlite:///{path}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "another SQLite library" in told.stdout, told.stderr

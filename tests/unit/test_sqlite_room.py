@@ -166,6 +166,7 @@ from postbus import EventBus
 class Farewell:
     def __init__(self):
         self.bus = EventBus(sys.argv[1])
+        self.bus.publish("hello")
 
     def __del__(self):
         self.bus.publish("farewell", "x" * 1_040_000)
@@ -181,5 +182,5 @@ def test_what_is_published_at_a_program_s_end_is_stored_and_the_program_ends(tmp
     ended = subprocess.run([sys.executable, "-c", LAST_WORDS, url], capture_output=True, timeout=120, check=False)
     assert (ended.returncode, ended.stderr) == (0, b"")
     survivor = apsw.Connection(f"{tmp_path}/bus.db")
-    assert survivor.execute("SELECT count(*) FROM events").get == 1
+    assert survivor.execute("SELECT count(*) FROM events").get == 2
     survivor.close()

@@ -91,7 +91,7 @@ def shown(url: str) -> str:
     """Return a URL as it may be shown: without any secret."""
     if is_server(url):
         return import_module("postbus.store.remote.link").checked(url)
-    return _postgres().Address.of(url).shown if _is_postgres(url) else url
+    return _postgres().Address.of(url).shown if _is_postgres(url) else f"sqlite:///{_path(url)}"
 
 
 def migration_script(url: str) -> str:

@@ -1,6 +1,7 @@
 """One connection to the bus's SQLite file, opened safely or not at all."""
 
 import _thread
+import ctypes
 import itertools
 import os
 import random
@@ -10,7 +11,8 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
+from weakref import WeakSet
 
 import apsw
 import orjson
@@ -56,20 +58,41 @@ class Database:
     def __init__(self, path: Path, *, readonly: bool = False, on_rollback: Callable[[], None] = lambda: None) -> None:
         """Open the file, making it unless `readonly`; raise UnsafeStore if it cannot be made safe."""
         require_safe_sqlite(apsw.SQLITE_VERSION_NUMBER)
-        flags = apsw.SQLITE_OPEN_READONLY if readonly else apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
+        self._path = path
+        self._names = (str(path), f"{path}-wal")
+        self.files: tuple[int, ...] | None = None
+        """What tells the file and its WAL from others."""
+        self._readonly = readonly
         self._on_rollback = on_rollback
+        self._patience = _Patience()
+        self.reopen()
+
+    def reopen(self) -> None:
+        """Open the file, at first or after `close`."""
+        flags = apsw.SQLITE_OPEN_READONLY if self._readonly else apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
+        path = self._path
+        if INHERITED and (files := files_at(self._names)) is not None and files[:2] in INHERITED:
+            raise UnsafeStore(
+                f"{path} was open and in use in the parent process when this one was forked: "
+                "close the bus before forking, or start the process by spawn or forkserver"
+            )
         self._hasty: int | None = None
         self._owed = False
         self._pages = 0
         with translated(path):
             self._apsw = apsw.Connection(str(path), flags=flags, statementcachesize=200)
-            self._patience = _Patience()
+            self.process = os.getpid()
+            OPEN.add(self)
             self._apsw.set_busy_handler(self._patience)
-            self._configure(path, readonly=readonly)
+            self._configure(path)
+            self._apsw.execute("SELECT 1 FROM sqlite_schema").fetchone()  # which opens the WAL
+        before, self.files = self.files, files_at(self._names)
+        if before and self.files and before[:2] != self.files[:2]:
+            self._refuse_other_files()
 
-    def _configure(self, path: Path, *, readonly: bool) -> None:
+    def _configure(self, path: Path) -> None:
         pragma = self._apsw.pragma
-        if not readonly:
+        if not self._readonly:
             if _patiently(self._into_wal) != "wal":
                 raise UnsafeStore(f"{path}: this place does not allow SQLite's WAL (a network drive?)")
             self._apsw.set_wal_hook(self._written)
@@ -77,7 +100,7 @@ class Database:
         pragma("synchronous", "full")
         pragma("fullfsync", 1)
         pragma("checkpoint_fullfsync", 1)
-        pragma("cache_size", -READER_CACHE_KIB if readonly else -CACHE_KIB)
+        pragma("cache_size", -READER_CACHE_KIB if self._readonly else -CACHE_KIB)
         pragma("cell_size_check", 1)
         pragma("trusted_schema", 0)
         if pragma("synchronous") != FULL:
@@ -99,8 +122,22 @@ class Database:
             if self._patience.is_hurried():
                 raise WouldWait from None
             raise
+        self.require_same_files()
         if self._patience.is_hurried():
             self._patience.hurried = None  # what follows a first write of the block must not be left undone
+
+    def require_same_files(self) -> None:
+        """Raise UnsafeStore if the file or its WAL is another than was opened: what is written to that is lost."""
+        if files_at(self._names) != self.files:
+            self._refuse_other_files()
+
+    def _refuse_other_files(self) -> NoReturn:
+        self._apsw.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)  # what this WAL holds must not go into that file
+        self.rollback()
+        raise UnsafeStore(
+            f"{self._path} or its -wal was removed or replaced while this process had it open (by mv or rm, or because "
+            "another SQLite library in this process closed it); nothing was acknowledged: restart all its processes"
+        )
 
     @contextmanager
     def hurried(self) -> Generator[None]:
@@ -154,8 +191,9 @@ class Database:
             yield
 
     def commit(self) -> None:
-        """Make the transaction durable."""
+        """Make the transaction durable, in the file that others open."""
         self._apsw.execute("COMMIT")
+        self.require_same_files()
 
     def rollback(self) -> None:
         """Undo the transaction, if SQLite has not done so already."""
@@ -226,6 +264,7 @@ class Database:
     @contextmanager
     def unhurried(self) -> Generator[None]:
         """Let a statement of its own be durable with the next commit, or when the file is next synced, not at once."""
+        self.require_same_files()
         self._apsw.pragma("synchronous", "normal")
         try:
             yield
@@ -255,8 +294,42 @@ class Database:
             self._apsw.set_busy_handler(self._patience)
 
     def close(self) -> None:
-        """Close the connection; a second call does nothing."""
-        self._apsw.close()
+        """Close the connection; a second call does nothing, nor does one in a process forked since."""
+        if self.process == os.getpid():
+            self._apsw.close()
+            OPEN.discard(self)
+
+
+OPEN: Final[WeakSet[Database]] = WeakSet()
+"""The connections that this process has opened."""
+INHERITED: Final[set[tuple[int, ...]]] = set()
+"""The files that the parent had open when this process was forked."""
+
+
+def files_at(names: Iterable[str]) -> tuple[int, ...] | None:
+    """Return what tells the file and its WAL from others of their names; None if one of them is gone."""
+    try:
+        file, wal = map(os.stat, names)
+    except FileNotFoundError:
+        return None
+    return file.st_dev, file.st_ino, wal.st_dev, wal.st_ino
+
+
+def _leave_to_parent() -> None:
+    """Have a forked child neither close the connections of its parent nor open their files.
+
+    SQLite keeps in memory which locks the process holds. The child has a copy of that, and none of the locks: others
+    would take it for absent, and remove the WAL while it writes. To close such a connection would undo what the
+    parent is in the midst of.
+    """
+    for each in list(OPEN):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
+        if each.files is not None:
+            INHERITED.add(each.files[:2])
+    OPEN.clear()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def make_room(wal: Path) -> None:

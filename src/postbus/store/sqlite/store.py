@@ -4,11 +4,13 @@ import hashlib
 import logging
 import os
 import re
+import threading
 from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Final, TypeVar
+from weakref import WeakValueDictionary
 
 import apsw
 
@@ -45,6 +47,7 @@ MAX_READERS: Final = 8
 MAX_REMEMBERED: Final = 1_000
 ENOUGH_FREE_PAGES: Final = 2_000
 MOST_GIVEN_BACK: Final = 100
+FORK_PATIENCE: Final = 1.0
 LARGEST_REWRITTEN: Final = 500_000_000
 """Bytes: some seconds, in which nobody can write. More would hold up other processes for longer than they wait."""
 EPOCHS_APART: Final = 1 << 32
@@ -64,6 +67,9 @@ class SqliteStore(SqlStore):
         self._catalog = Catalog()
         self._data_version = -1
         self._readers: list[tuple[Database, Catalog]] = []
+        self._lent = 0
+        """How many readers are in use."""
+        self._returned = threading.Condition(self._lock)
         self._published = 0
         self._looked: dict[Kind, int] = {}
         """For each kind of claim: how often this process had published when it last found less than it asked for."""
@@ -73,11 +79,14 @@ class SqliteStore(SqlStore):
         self._committer = Committer(self._database)
         with translated(path):
             migrate(_Schema(self._committer, self._database), allowed=auto_migrate)
+        STORES[id(self)] = self
 
     def now(self) -> datetime:
         return self._clock.now()
 
     def close(self) -> None:
+        if self._pid != os.getpid():  # a forked child's copy: everything is the parent's, its locks too
+            return
         with self._lock:
             if self._closed:
                 return
@@ -89,6 +98,23 @@ class SqliteStore(SqlStore):
             reader.close()
         with self._committer.hold() as writer:
             writer.close()
+
+    @contextmanager
+    def forking(self) -> Generator[None]:
+        """Have nothing of the file open while this process forks, if nobody is in the midst of using it."""
+        with self._committer.hold(FORK_PATIENCE) as writer, self._returned:
+            if not self._returned.wait_for(lambda: not self._lent, FORK_PATIENCE) or self._watches or self._closed:
+                raise Conflict(f"{self.url} is in use")
+            for db in (writer, *(reader for reader, _ in self._readers)):
+                db.close()
+            self._readers.clear()
+            try:
+                yield
+            finally:
+                if os.getpid() == self._pid:
+                    self._catalog.forget()
+                    self._data_version = -1
+                    writer.reopen()
 
     @contextmanager
     def hurried(self) -> Generator[None]:
@@ -326,13 +352,19 @@ class SqliteStore(SqlStore):
     @contextmanager
     def _reader(self) -> Generator[tuple[Database, Catalog]]:
         with self._lock:
+            self._lent += 1
             reader = self._readers.pop() if self._readers else None
-        db, catalog = reader or (self._open_reader(), Catalog())
         try:
-            with translated(self._path):
-                yield db, catalog
+            db, catalog = reader or (self._open_reader(), Catalog())
+            try:
+                with translated(self._path):
+                    yield db, catalog
+            finally:
+                self._give_back(db, catalog)
         finally:
-            self._give_back(db, catalog)
+            with self._returned:
+                self._lent -= 1
+                self._returned.notify_all()
 
     def _give_back(self, db: Database, catalog: Catalog) -> None:
         with self._lock:
@@ -343,6 +375,27 @@ class SqliteStore(SqlStore):
 
     def _open_reader(self) -> Database:
         return Database(self._path, readonly=True)
+
+
+STORES: Final[WeakValueDictionary[int, SqliteStore]] = WeakValueDictionary()
+FORKS: Final[dict[int, ExitStack]] = {}
+"""What is held while a thread forks."""
+
+
+def _before_fork() -> None:
+    """Close what can be closed, so that a child may open the same files; what is in use it is refused."""
+    held = FORKS[threading.get_ident()] = ExitStack()
+    for reference in STORES.valuerefs():
+        if (store := reference()) is not None:
+            with suppress(PostbusError):
+                held.enter_context(store.forking())
+
+
+def _after_fork() -> None:
+    FORKS.pop(threading.get_ident()).close()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
 
 
 def _look(path: Path, *, auto_migrate: bool) -> None:
