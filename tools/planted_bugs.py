@@ -238,6 +238,22 @@ BUGS = (
         "soak sqlite 900",
         "What was archived is no longer read, and stays in the tables all the same",
     ),
+    Bug(
+        "environments-encoding",
+        "store/postgres/connection.py",
+        "if value is not None}, **TEXT}",
+        "if value is not None}}",
+        "tests/postgres/test_settings.py -k text_is_stored_as_it_is",
+        "Text is sent in the encoding that the environment names",
+    ),
+    Bug(
+        "callers-search-path",
+        "store/postgres/connection.py",
+        'connection.execute(f"SET {PATH}")',
+        'connection.execute("SELECT 1")',
+        "tests/postgres/test_settings.py -k stands_in",
+        "Functions of the role's own schemas are called in place of PostgreSQL's",
+    ),
 )
 
 

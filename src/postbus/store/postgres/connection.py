@@ -30,6 +30,7 @@ from postbus.store.session import Database as Connection
 from postbus.store.session import Row
 
 __all__ = [
+    "PATH",
     "Address",
     "Asked",
     "Database",
@@ -51,14 +52,19 @@ DEFAULTS: Final = {
     "tcp_user_timeout": "15000",
     "target_session_attrs": "primary",
 }
+TEXT: Final = {"client_encoding": "UTF8"}
+"""Whatever the environment, the URL, the role or the database say."""
 PLANNER: Final = {f"enable_{name}": "off" for name in ("seqscan", "bitmapscan", "hashjoin", "mergejoin")} | {
     "plan_cache_mode": "force_generic_plan",
     "jit": "off",
 }
 """A claim or a settle is a few exact look-ups. A plan made while the tables were small must not be a scan of them, and
 since no plan is better for some parameters than for others, none needs to be made twice."""
-LEVEL: Final = r"-c default_transaction_isolation=read\ committed"
-"""For statements that commit themselves; whatever begins a transaction says it there."""
+OURS: Final = r"-c default_transaction_isolation=read\ committed -c standard_conforming_strings=on"
+"""What the SQL here is written for. The level is for statements that commit themselves; whatever begins a transaction
+says it there."""
+PATH: Final = "search_path = pg_catalog, pg_temp"
+"""No function or operator of the role's own schemas may stand in for one that is meant here."""
 LIMITS: Final = {"statement_timeout": "60s", "lock_timeout": "10s", "idle_in_transaction_session_timeout": "5min"}
 HOST: Final = re.compile(r"(\[[0-9a-fA-F:.%]+\]|[^:/@\[\]]*)(:\d*)?")
 NO_URL: Final = (
@@ -115,15 +121,15 @@ class Address:
     @property
     def libpq(self) -> str:
         """The address as other clients of PostgreSQL take it, secrets and all."""
-        return self._url
+        return conninfo.make_conninfo(self._url, **TEXT)
 
     def connect(self) -> psycopg.Connection[Row]:
         """Open a connection; raise StoreUnavailable."""
         given = conninfo.conninfo_to_dict(self._url)
-        wanted = {**DEFAULTS, **{name: value for name, value in given.items() if value is not None}}
+        wanted = {**DEFAULTS, **{name: value for name, value in given.items() if value is not None}, **TEXT}
         if not self.pooled:
             settings = " ".join(f"-c {name}={value}" for name, value in {**PLANNER, **LIMITS}.items())
-            wanted["options"] = f"{settings} {given.get('options') or ''} {LEVEL}"  # the last one counts
+            wanted["options"] = f"{settings} {given.get('options') or ''} {OURS}"  # the last one counts
         try:
             connection = psycopg.connect(
                 **cast("dict[str, Any]", wanted),
@@ -131,6 +137,8 @@ class Address:
                 prepare_threshold=None if self.pooled else PREPARE_AFTER,
                 cursor_factory=psycopg.RawCursor,
             )
+            if not self.pooled:
+                connection.execute(f"SET {PATH}")  # no startup option: SET … TO DEFAULT is to give the role's own path
         except psycopg.Error as error:
             raise translate(self.shown, error) from None
         connection.adapters.register_dumper(int, Int8BinaryDumper)
@@ -193,7 +201,10 @@ class Database:
         self._prepared: dict[str, bytes] = {}
         """What `run_at_once` has prepared, and under which name."""
         local = "".join(f"; SET LOCAL {name} = '{value}'" for name, value in {**PLANNER, **LIMITS}.items())
+        local += f"; SET LOCAL standard_conforming_strings = on; SET LOCAL {PATH}"
         self._settings = local if address.pooled else ""
+        self._lent = False
+        """Whether names are looked up as the role has it, for a statement of the caller's own."""
 
     @property
     def connection(self) -> psycopg.Connection[Row]:
@@ -225,6 +236,7 @@ class Database:
         if self._connection is not None and not self.idle:  # a call that was interrupted in the midst of its rollback
             self.rollback()
         sql = cast("LiteralString", statement + self._settings)
+        self._lent = False
         try:
             self.connection.execute(sql)
         except (psycopg.OperationalError, psycopg.InterfaceError):
@@ -261,7 +273,7 @@ class Database:
     def commit(self) -> None:
         """Make the transaction durable; raise if it was lost, or if an error had spoilt it and COMMIT undoes it."""
         # Nothing is gained by preparing it, and who watches or cuts the wire knows it by its name.
-        if self._open().execute("COMMIT", prepare=False).statusmessage != "COMMIT":
+        if self._connected().execute("COMMIT", prepare=False).statusmessage != "COMMIT":
             raise psycopg.OperationalError("the transaction was rolled back")
 
     def rollback(self) -> None:
@@ -378,8 +390,12 @@ class Database:
         return self._prepared[name]
 
     def run_own(self, sql: str, parameters: Any = ()) -> list[Row]:
-        """Run a statement of the caller's own, with psycopg's `%s`, and return its rows."""
-        cursor = psycopg.Cursor(self._open()).execute(cast("LiteralString", sql), parameters or None)
+        """Run a statement of the caller's own, with psycopg's `%s` and the role's search_path, and return its rows."""
+        connection = self._connected()
+        if not self._lent and self.in_transaction:
+            connection.execute("SET LOCAL search_path TO DEFAULT")
+            self._lent = True
+        cursor = psycopg.Cursor(connection).execute(cast("LiteralString", sql), parameters or None)
         return _fetched(cursor)
 
     def iterate(self, name: str, parameters: Sequence[Any] = ()) -> Iterator[Row]:
@@ -419,6 +435,15 @@ class Database:
                 copy.write(part)
 
     def _open(self) -> psycopg.Connection[Row]:
+        """Return the connection for a statement of ours."""
+        connection = self._connected()
+        if self._lent:
+            self._lent = False
+            if self.in_transaction:
+                connection.execute(f"SET LOCAL {PATH}")
+        return connection
+
+    def _connected(self) -> psycopg.Connection[Row]:
         """Return the connection as it is: inside a transaction, one that was lost must not be replaced."""
         if self._connection is None:
             raise psycopg.OperationalError("the connection was lost")

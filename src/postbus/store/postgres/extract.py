@@ -11,7 +11,7 @@ from adbc_driver_postgresql import dbapi
 
 from postbus.errors import StoreUnavailable
 from postbus.store.extract import to_batch
-from postbus.store.postgres.connection import Address, put_schema
+from postbus.store.postgres.connection import PATH, Address, put_schema
 
 __all__ = ["extract"]
 
@@ -40,6 +40,7 @@ def extract(
     sql = f"SELECT {asked} FROM {table} WHERE {key} > {after:d} AND {key} <= {through:d} ORDER BY {key}"  # noqa: S608  names of ours
     try:
         with closing(dbapi.connect(address.libpq)) as connection, connection.cursor() as cursor:
+            cursor.execute(f"SET LOCAL {PATH}")
             cursor.execute(put_schema(sql, address.schema))
             for batch in cursor.fetch_record_batch():
                 yield to_batch(relation, columns, map(_plain, batch.columns))

@@ -4,6 +4,7 @@ What is asked stands apart from who asks it: `_published` is a conversation of s
 with a connection that answers at once, and `on_async` with one that is awaited.
 """
 
+import json
 from collections.abc import Generator, Sequence
 from contextlib import closing, contextmanager
 from importlib import import_module
@@ -24,12 +25,18 @@ from postbus.store.session import Row
 __all__ = ["is_async", "on", "on_async"]
 
 Asked = Generator[tuple[str, dict[str, Any]], Sequence[Row], list[Event]]
-APPEND: Final = """SELECT event_id, fresh, stored_at, (SELECT pg_notify('postbus', ''))
-  FROM postbus.append(CAST(:batch AS json), CAST(:chosen AS boolean), CAST(:timed AS boolean))"""
-KNOWN: Final = """SELECT id, uid, type, tags, key, title, description, CAST(payload AS text), CAST(metadata AS text),
-       postbus.micros(created_at), priority, max_retries, NULL FROM postbus.events WHERE id = CAST(:id AS bigint)"""
-SINCE: Final = """SELECT coalesce((SELECT postbus.micros(created_at) FROM postbus.dedup WHERE uid = CAST(:uid AS text)),
+# The search path is the caller's: every name says where it is.
+APPEND: Final = """SELECT event_id, fresh, stored_at, (SELECT pg_catalog.pg_notify('postbus', ''))
+  FROM postbus.append(CAST(:batch AS pg_catalog.json), CAST(:chosen AS pg_catalog.bool),
+                      CAST(:timed AS pg_catalog.bool))"""
+KNOWN: Final = """SELECT id, uid, type, tags, key, title, description, CAST(payload AS pg_catalog.text),
+       CAST(metadata AS pg_catalog.text), postbus.micros(created_at), priority, max_retries, NULL FROM postbus.events
+ WHERE id OPERATOR(pg_catalog.=) CAST(:id AS pg_catalog.int8)"""
+SINCE: Final = """SELECT coalesce((SELECT postbus.micros(created_at) FROM postbus.dedup
+                         WHERE uid OPERATOR(pg_catalog.=) CAST(:uid AS pg_catalog.text)),
                        postbus.micros(postbus.now()))"""
+UNTRANSLATABLE: Final = "22P05"
+"""A character has no equivalent in the encoding of the client."""
 
 
 def on(connection: Any, drafts: Sequence[Draft], schema: str) -> list[Event]:
@@ -66,6 +73,8 @@ def _published(drafts: Sequence[Draft], schema: str) -> Asked:
     if not drafts:
         return []
     batch, chosen, timed = appending.arguments(drafts)
+    if not batch.isascii():  # the connection's encoding may not have these characters
+        batch = json.dumps(json.loads(batch))
     rows = yield put_schema(APPEND, schema), {"batch": batch, "chosen": chosen, "timed": timed}
     events: list[Event] = []
     for draft, each in zip(drafts, appending.events(drafts, [tuple(row)[:3] for row in rows]), strict=True):
@@ -77,6 +86,8 @@ def _published(drafts: Sequence[Draft], schema: str) -> Asked:
             ((since,),) = yield put_schema(SINCE, schema), {"uid": draft.uid}
             known = [row_from_draft(draft, each, since)]
         row = tuple(known[0])
+        if isinstance(row[1], bytes):  # SQL_ASCII: no encoding at all
+            raise InvalidRequest(f"event {each} cannot be read on this connection: set its client_encoding to UTF8")
         events.append(event_from_row(row, updated_at=from_micros(row[9])))
     return events
 
@@ -112,8 +123,11 @@ def _refusals() -> Generator[None]:
     except Exception as error:
         origin: Any = getattr(error, "orig", None) or error.__cause__ or error
         state = getattr(origin, "sqlstate", None) or getattr(origin, "pgcode", None)
+        told = str(origin).partition("\n")[0]
         if state in {"PB001", "PB002"}:
-            raise InvalidEventError(str(origin).partition("\n")[0]) from error
+            raise InvalidEventError(told) from error
+        if state == UNTRANSLATABLE:
+            raise InvalidRequest(f"{told}: set client_encoding to UTF8 on the connection") from error
         raise
 
 

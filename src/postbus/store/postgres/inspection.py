@@ -16,7 +16,11 @@ LONG_SNAPSHOT: Final = 60.0
 
 
 def require_safe(db: Database) -> None:
-    """Raise UnsafeStore for a server that is too old, a standby, or set to forget what it has acknowledged."""
+    """Raise UnsafeStore for a server too old, a standby, or one that cannot keep what it is given as it is."""
+    encoding = db.connection.info.parameter_status("server_encoding")
+    if encoding != "UTF8":
+        told = "make one with CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0"
+        raise UnsafeStore(f"the database has the encoding {encoding}, which cannot hold every text: {told}")
     _, version, standby, fsync, pages, _ = db.run("server")[0]
     if version < OLDEST_SERVER:
         raise UnsafeStore(f"PostgreSQL {version} is too old: postbus needs {OLDEST_SERVER} or newer")

@@ -32,6 +32,8 @@ def open_source(url: str, table: str, columns: Columns) -> Generator["PostgresSo
     except psycopg.ProgrammingError as error:
         told = str(error).partition("\n")[0]
         raise InvalidRequest(f"{address.shown}: {told}") from None
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"{address.shown}: {table} holds text that is not UTF-8 ({error})") from None
     except psycopg.Error as error:
         raise translate(address.shown, error) from error
     finally:

@@ -156,7 +156,7 @@ class PostgresStore(SqlStore):
         return self._address.shown
 
     def now(self) -> datetime:
-        with self._connection() as (db, _):
+        with self._glance() as db:
             return from_micros(db.value("now"))
 
     def close(self) -> None:
@@ -395,7 +395,7 @@ class PostgresStore(SqlStore):
 
     def _event_rows(self, ids: list[int]) -> dict[int, Row]:
         """Read them as they are: an event never changes, so that no snapshot is needed."""
-        with self._connection() as (db, _):
+        with self._glance() as db:
             return {row[0]: row for row in db.run("events_by_id", (json_array(ids),))}
 
     def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
@@ -454,7 +454,7 @@ class PostgresStore(SqlStore):
         return reader
 
     def _move_lightly(self, step: Step) -> bool:
-        with self._connection() as (db, _):
+        with self._glance() as db:
             if step.caught_up:
                 # Also for the publishers' sake: what is left to be flushed later is flushed while one of them commits.
                 return self._moved(db, step)
@@ -502,11 +502,11 @@ class PostgresStore(SqlStore):
 
     def stats(self) -> Stats:
         found = super().stats()
-        with self._connection() as (db, _):
+        with self._glance() as db:
             return replace(found, holders=holders(db))
 
     def inspect(self, *, deep: bool) -> tuple[Finding, ...]:
-        with self._connection() as (db, _):
+        with self._glance() as db:
             return inspect(db, deep=deep)
 
     @contextmanager
