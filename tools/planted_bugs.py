@@ -254,6 +254,22 @@ BUGS = (
         "tests/postgres/test_settings.py -k stands_in",
         "Functions of the role's own schemas are called in place of PostgreSQL's",
     ),
+    Bug(
+        "lost-answer-repeated",
+        "store/postgres/appending.py",
+        '    gone = bool(pid) and all(ended for (ended,) in db.run("end_session", (pid, age)))',
+        "    gone = True",
+        "tests/postgres/test_outages.py -k still_on_its_way",
+        "A publish is repeated while its first commit is still on its way",
+    ),
+    Bug(
+        "lost-answer-forgotten",
+        "store/postgres/queries.sql",
+        "WHERE id > $2 AND uid = ANY ($1::text[])",
+        "WHERE id < $2 AND uid = ANY ($1::text[])",
+        "tests/postgres/test_outages.py -k whose_answer_is_lost",
+        "What became of a commit without an answer is not looked up",
+    ),
 )
 
 

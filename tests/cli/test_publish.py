@@ -6,7 +6,7 @@ import pytest
 
 from postbus import Event, EventBus
 from postbus.cli import publish as publishing
-from postbus.errors import StoreUnavailable
+from postbus.errors import OutcomeUnknown
 
 
 def test_a_published_event_can_be_listed_and_shown(cli, data):
@@ -163,7 +163,7 @@ def test_a_uid_for_many_lines_is_refused(cli, folder):
 
 @pytest.mark.parametrize(
     ("error", "code", "told"),
-    [(StoreUnavailable("lost"), 1, "after line 1: lost. "), (KeyboardInterrupt(), 130, "interrupted. ")],
+    [(OutcomeUnknown("lost"), 1, "after line 1: lost. "), (KeyboardInterrupt(), 130, "interrupted. ")],
 )
 def test_lines_whose_commit_nobody_answered_for_are_not_called_unpublished(error, code, told, cli, data, monkeypatch):
     """They may be stored, and fed again they would be there twice: the message names them (I1)."""

@@ -27,6 +27,7 @@ from postbus.errors import (
     InvalidRequest,
     LeaseLost,
     NotFound,
+    OutcomeUnknown,
     PostbusError,
     StoreUnavailable,
 )
@@ -450,9 +451,20 @@ def test_what_would_have_another_effect_is_not_repeated(
     with losing(server.url, path, 1) as (place, asked):
         bus = connect(place)
         bus.publish("a", delay=3_600 if path == "/store/reset" else None)
-        with pytest.raises(StoreUnavailable):
+        with pytest.raises(OutcomeUnknown):
             use(bus)
         assert asked.count(path) == 1
+        bus.shutdown()
+
+
+def test_a_publish_whose_answers_are_all_lost_may_have_happened(connect: Connect, server: Served):
+    """It is repeated with the same uid; where no answer comes at all, nobody says that nothing was stored (I1, I3)."""
+    with losing(server.url, "/store/publish", 4) as (place, asked):
+        bus = connect(place)
+        with pytest.raises(OutcomeUnknown):
+            bus.publish("a")
+        assert asked.count("/store/publish") == 4
+        assert bus.list().total == 1
         bus.shutdown()
 
 
@@ -471,11 +483,12 @@ def test_a_server_that_is_not_there_is_unavailable():
 @pytest.mark.parametrize(
     ("status", "body", "error", "told"),
     [
-        (502, b"<html>bad gateway</html>", StoreUnavailable, "502"),
-        (503, b"", StoreUnavailable, "503"),
+        (502, b"<html>bad gateway</html>", OutcomeUnknown, "502"),
+        (503, b"", OutcomeUnknown, "503"),
         (404, b"<html>not here</html>", InvalidRequest, "is a postbus server there"),
         (302, b"", InvalidRequest, "302"),
         (503, b'{"type":"/problems/unavailable","detail":"Try again"}', StoreUnavailable, "Try again"),
+        (503, b'{"type":"/problems/outcome-unknown","detail":"maybe"}', OutcomeUnknown, "maybe"),
         (500, b'{"type":"/problems/internal","detail":"a bug"}', PostbusError, "a bug"),
         (400, b'{"type":"/problems/new-kind","detail":"x"}', InvalidRequest, "400"),
         (200, b"<html>log in</html>", StoreUnavailable, "does not speak"),

@@ -3,13 +3,14 @@
 import random
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import psycopg
 import pytest
 
-from postbus import Event, EventBus, Status, StoreUnavailable
+from postbus import Event, EventBus, OutcomeUnknown, Status, StoreUnavailable
 from postbus.observe import set_probe
 from postbus.store.contract import Transaction
 from postbus.torture.proxy import Cut, Proxy
@@ -171,19 +172,31 @@ def test_a_connection_cut_during_commit_loses_and_doubles_nothing(
 
 
 @pytest.mark.parametrize("when", Cut)
-def test_a_commit_of_unknown_outcome_is_not_repeated_by_the_bus_itself(
+@pytest.mark.parametrize("uid", [None, "u"])
+def test_a_publish_whose_answer_is_lost_is_stored_once_and_acknowledged(
+    url: str, bus: EventBus, proxy: Proxy, when: Cut, uid: str | None
+):
+    """The store looks what became of the commit: the event is returned that is there, or stored now (I1, I3)."""
+    bus.publish("trial.event", "before")
+    proxy.cut(when, PUBLISH)
+    event = bus.publish("trial.event", "cut", uid=uid)
+    assert proxy.cuts == 1
+    assert query(url, "SELECT id, uid, payload::text FROM events ORDER BY id DESC LIMIT 1") == [
+        (event.id, event.uid, '"cut"')
+    ]
+    assert query(url, "SELECT count(*) FROM events") == [(2,)]
+    assert bus.get(event.id).created_at == event.created_at
+
+
+@pytest.mark.parametrize("when", Cut)
+def test_publishers_of_a_group_whose_answer_is_lost_are_all_acknowledged(
     url: str, bus: EventBus, proxy: Proxy, crew: Crew, when: Cut
 ):
-    """Without a uid nobody could tell a copy: the publishers of the group get an error, and no event is twice (I3)."""
-    answers: list[str] = []
+    """Each event is there once, under the id that its publisher is told, with chosen uids among them (I1, I3)."""
+    told: dict[int, int] = {}
 
     def publish(number: int) -> None:
-        try:
-            bus.publish("trial.event", number)
-        except StoreUnavailable:
-            answers.append("unknown")
-        else:
-            answers.append("stored")
+        told[number] = bus.publish("trial.event", number, uid=f"u{number}" if number % 3 else None).id
 
     bus.publish("trial.event", -1)
     proxy.cut(when, GROUP)
@@ -191,25 +204,74 @@ def test_a_commit_of_unknown_outcome_is_not_repeated_by_the_bus_itself(
         crew.start(lambda number=number: publish(number))
     crew.join(30)
     assert proxy.cuts == 1, "no two were stored together"
-    stored = Counter(payload for (payload,) in query(url, "SELECT payload::text FROM events"))
-    assert max(stored.values()) == 1, "an event was stored twice"
-    assert 1 + answers.count("stored") <= len(stored) <= 41
-    assert answers.count("unknown") > 1 or when is Cut.DURING, "cut at once, the answer may be through already"
+    stored = {
+        int(payload): number for number, payload in query(url, "SELECT id, payload::text FROM events WHERE id > 1")
+    }
+    assert stored == told
+    assert query(url, "SELECT count(*) FROM events") == [(41,)]
 
 
 @pytest.mark.parametrize("when", Cut)
-def test_a_publish_cut_during_commit_can_be_asked_again_by_uid(url: str, bus: EventBus, proxy: Proxy, when: Cut):
-    """Whether the first time landed or not, the second returns the one event there is (I1, I3)."""
-    bus.publish("trial.event")
-    proxy.cut(when, PUBLISH)
-    try:
-        bus.publish("trial.event", uid="u")
-        assert when is Cut.DURING, "cut at once, the answer may be through already"
-    except StoreUnavailable:
-        pass
+def test_a_batch_whose_answer_is_lost_is_stored_once_and_acknowledged(url: str, bus: EventBus, proxy: Proxy, when: Cut):
+    """Also by COPY, with uids that are known already, and with some that come twice (I1, I2, I3)."""
+    first = bus.publish("trial.event", 0, uid="u0")
+    batch = [{"type": "trial.event", "payload": n, **({"uid": f"u{n % 90}"} if n < 100 else {})} for n in range(90)]
+    batch += [{"type": "trial.event", "payload": n} for n in range(100, 300)]
+    batch.append({"type": "trial.event", "payload": 7, "uid": "u7"})
+    proxy.cut(when, COMMIT)
+    events = bus.publish_many(batch)
     assert proxy.cuts == 1
-    again = bus.publish("trial.event", uid="u")
-    assert query(url, "SELECT id FROM events WHERE uid = 'u'") == [(again.id,)]
+    assert events[0].id == first.id
+    assert events[-1].id == events[7].id
+    assert [each.payload for each in events] == [each["payload"] for each in batch]
+    assert query(url, "SELECT count(*), count(DISTINCT uid) FROM events") == [(290, 290)]
+
+
+def test_a_publish_whose_outcome_cannot_be_looked_up_says_so(server: Server, url: str, bus: EventBus, proxy: Proxy):
+    """The server is gone with the answer: OutcomeUnknown, never the promise that nothing was stored (I1)."""
+    bus.publish("trial.event")
+    set_probe(lambda name: crash(server, proxy, url) if name == "committing" else None)
+    try:
+        with pytest.raises(OutcomeUnknown, match="with a uid"):
+            bus.publish("trial.event", "cut", uid="u")
+        with pytest.raises(StoreUnavailable) as refused:
+            bus.publish("trial.event")
+        assert not isinstance(refused.value, OutcomeUnknown), "nothing was asked of the server"
+    finally:
+        set_probe(None)
+        server.start()
+    assert bus.publish("trial.event", "cut", uid="u").payload == "cut"
+
+
+def crash(server: Server, proxy: Proxy, url: str) -> None:
+    """Let a publish be sent, but not answered, and the server be gone."""
+    set_probe(None)
+    proxy.cut(Cut.DURING, PUBLISH)
+
+    def stop() -> None:
+        proxy.wait(10)
+        server.stop("immediate")
+
+    threading.Thread(target=stop).start()
+
+
+def test_a_commit_still_on_its_way_when_the_connection_is_lost_is_not_done_twice(
+    url: str, bus: EventBus, proxy: Proxy, connect: Callable[..., psycopg.Connection[Any]]
+):
+    """Its session, which waits for a lock, is ended before it is looked for: it can commit no more (I3)."""
+    bus.publish("trial.event")
+    blocker = connect(autocommit=False)
+    blocker.execute("SELECT pg_advisory_xact_lock(postbus.namespace('subscriptions') << 48)")
+    proxy.cut(Cut.DURING, PUBLISH)
+    answers: list[Event] = []
+    publisher = threading.Thread(target=lambda: answers.append(bus.publish("trial.event", "cut")))
+    publisher.start()
+    assert proxy.wait(10)
+    blocked = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    until(lambda: query(url, blocked) == [(1,)], "the publish waits, again")
+    blocker.rollback()
+    publisher.join(20)
+    assert query(url, "SELECT id FROM events WHERE payload::text = '\"cut\"'") == [(answers[0].id,)]
 
 
 @pytest.mark.parametrize("when", Cut)
@@ -287,15 +349,32 @@ def test_a_transaction_whose_connection_died_is_not_acknowledged(url: str, direc
 
 
 def test_a_batch_whose_connection_died_before_its_commit_is_not_acknowledged(url: str, bus: EventBus, proxy: Proxy):
-    """Cut before COMMIT, the batch is nowhere and its publisher is told; asked again, it is there once (I1, I2)."""
+    """Cut in the midst of it, the batch is nowhere and its publisher is told; asked again, it is stored (I1, I2)."""
     batch = [{"type": "trial.event", "payload": number, "uid": f"u{number}"} for number in range(300)]
     bus.publish("trial.event")
-    proxy.cut(Cut.BEFORE, COMMIT)
-    with pytest.raises(StoreUnavailable):
+    proxy.cut(Cut.BEFORE, r"COPY postbus\.events")
+    with pytest.raises(StoreUnavailable) as refused:
         bus.publish_many(batch)
+    assert not isinstance(refused.value, OutcomeUnknown)
     assert query(url, "SELECT count(*) FROM events") == [(1,)]
     assert len(bus.publish_many(batch)) == 300
     assert query(url, "SELECT count(*) FROM events") == [(301,)]
+
+
+@pytest.mark.parametrize("when", [Cut.DURING, Cut.AFTER])
+def test_a_transaction_of_the_caller_s_own_whose_answer_is_lost_says_that_it_may_have_happened(
+    bus: EventBus, proxy: Proxy, when: Cut
+):
+    """What else stood in it the store does not know, and cannot do again (I1)."""
+
+    def publish() -> None:
+        with bus.transaction() as tx:
+            bus.publish("trial.event", uid="u", connection=tx)
+            proxy.cut(when, COMMIT)
+
+    with pytest.raises(OutcomeUnknown):
+        publish()
+    assert proxy.cuts == 1
 
 
 def test_an_outcome_whose_connection_died_before_its_commit_is_not_acknowledged(bus: EventBus, proxy: Proxy):

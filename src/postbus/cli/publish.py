@@ -11,7 +11,14 @@ import typer
 from postbus.bus import EventBus
 from postbus.cli.console import Output, emit, progress, say, table, to_json
 from postbus.cli.options import Format, Tags, Url, parse_moment, parse_seconds
-from postbus.errors import InvalidEventError, InvalidPayloadError, InvalidRequest, PostbusError
+from postbus.errors import (
+    InvalidEventError,
+    InvalidPayloadError,
+    InvalidRequest,
+    OutcomeUnknown,
+    PostbusError,
+    StoreUnavailable,
+)
 from postbus.model import Event, Json
 from postbus.payload import MAX_PAYLOAD, draft, parse
 from postbus.telling import many
@@ -200,7 +207,7 @@ def _publish_batch(bus: EventBus, events: list[Fields], tally: _Tally, output: O
     try:
         stored = bus.publish_many(events)
     except PostbusError as error:
-        if isinstance(error, InvalidRequest):  # any other may have come after the commit
+        if isinstance(error, InvalidRequest | StoreUnavailable) and not isinstance(error, OutcomeUnknown):
             tally.underway = 0
         raise type(error)(f"after line {tally.lines:,}: {error}. {tally}") from None
     tally.count(stored)

@@ -238,6 +238,11 @@ PROBLEMS: Final = {
         Problem("forbidden", "This token does not allow it", "Use a token with the scope that `detail` names."),
         Problem("unavailable", "The store cannot do it now", "Nothing was acknowledged. Try again after a moment."),
         Problem(
+            "outcome-unknown",
+            "The answer of the store was lost",
+            "It may have been done. Try again; an event that has a `uid` or an `Idempotency-Key` is stored once.",
+        ),
+        Problem(
             "internal", "The server is at fault", "It has been written to the server's log. It is a bug: report it."
         ),
     )
@@ -252,6 +257,7 @@ _BY_ERROR: Final = {
     "MaxRetriesExceeded": "max-retries-exceeded",
     "EventBusShutdownError": "unavailable",
     "StoreUnavailable": "unavailable",
+    "OutcomeUnknown": "outcome-unknown",
     "SchemaMismatch": "unavailable",
     "UnsafeStore": "unavailable",
 }
@@ -272,7 +278,7 @@ def problem_of(error: PostbusError) -> dict[str, Any]:
     """Return the problem that tells of an error; where the store itself is at fault, nothing of its inside."""
     name = next(_BY_ERROR[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in _BY_ERROR)
     status = http_status(error)
-    detail = PROBLEMS[name].help if name == "unavailable" else str(error)
+    detail = PROBLEMS[name].help if name in {"unavailable", "outcome-unknown"} else str(error)
     return problem(name, status, detail)
 
 

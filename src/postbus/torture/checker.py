@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 import apsw
 import psycopg
 
-from postbus.torture.history import FAIL, INVOKE, OK, Entry
+from postbus.torture.history import FAIL, INVOKE, OK, UNKNOWN, Entry
 
 __all__ = [
     "RULES",
@@ -153,6 +153,7 @@ def journal(history: Iterable[Entry]) -> Journal:
     tried: dict[tuple[str, ...], None] = {}
     acknowledged: dict[str, int] = {}
     aborted: set[str] = set()
+    unknown: set[str] = set()
     beside: set[str] = set()
     for entry in history:
         if entry.op != "publish":
@@ -165,7 +166,9 @@ def journal(history: Iterable[Entry]) -> Journal:
             acknowledged |= zip(uids, entry.told["ids"], strict=False)  # told fewer ids, it is told of fewer events
         elif entry.kind == FAIL:
             aborted |= set(uids)
-    return Journal(tuple(tried), acknowledged, frozenset(aborted - acknowledged.keys()), frozenset(beside))
+        elif entry.kind == UNKNOWN:
+            unknown |= set(uids)
+    return Journal(tuple(tried), acknowledged, frozenset(aborted - acknowledged.keys() - unknown), frozenset(beside))
 
 
 def executions(history: Iterable[Entry]) -> list[Execution]:

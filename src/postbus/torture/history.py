@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from postbus.errors import PostbusError, StoreUnavailable
+from postbus.errors import OutcomeUnknown, PostbusError, StoreUnavailable
 
 __all__ = ["FAIL", "INVOKE", "OK", "UNKNOWN", "Abort", "Entry", "History", "answers", "read"]
 
@@ -58,14 +58,16 @@ class History:
     def calling(self, op: str, **told: Any) -> Generator[dict[str, Any]]:
         """Write down a call and how it ended; what is put into the dictionary is told with its answer.
 
-        The error is raised again: StoreUnavailable leaves open whether it happened, all others of ours do not.
+        The error is raised again. Only OutcomeUnknown leaves open whether a publish happened; of other calls nobody is
+        told that they did not where the store is away.
         """
         self.note(op, INVOKE, **told)
         answer: dict[str, Any] = {}
         try:
             yield answer
         except StoreUnavailable as error:
-            self.note(op, UNKNOWN, **told, error=str(error))
+            known = op == "publish" and not isinstance(error, OutcomeUnknown)
+            self.note(op, FAIL if known else UNKNOWN, **told, error=str(error))
             raise
         except (PostbusError, Abort) as error:
             self.note(op, FAIL, **told, error=f"{type(error).__name__}: {error}")

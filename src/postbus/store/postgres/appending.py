@@ -1,5 +1,6 @@
 """Appending to the log: small batches by one statement, big ones by COPY; the database does the fan-out."""
 
+import time
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -9,7 +10,7 @@ from postbus.clock import from_micros, to_micros
 from postbus.model import Event
 from postbus.observe import probe
 from postbus.payload import Draft
-from postbus.store.postgres.connection import Asked, Database, array
+from postbus.store.postgres.connection import Asked, Database, Unanswered, array
 from postbus.store.records import due_micros, event_from_draft
 from postbus.store.session import Row
 
@@ -21,10 +22,12 @@ __all__ = [
     "append_lone",
     "arguments",
     "events",
+    "found_event",
     "lone",
     "lone_asked",
     "lone_event",
     "stage",
+    "stored_before",
 ]
 
 COPY_FROM: Final = 100
@@ -53,7 +56,9 @@ def lone(batches: Sequence[Sequence[Draft]]) -> Draft | None:
 def append_lone(db: Database, draft: Draft, *, tell: bool) -> Event:
     """Store such an event, and have a notice of it follow in the same go if that is wanted."""
     probe("committing")
-    return lone_event(draft, db.ready().run_at_once(*lone_asked(draft, tell=tell)))
+    db.ready()
+    with db.committing():
+        return lone_event(draft, db.run_at_once(*lone_asked(draft, tell=tell)))
 
 
 def lone_asked(draft: Draft, *, tell: bool) -> Sequence[Asked]:
@@ -71,11 +76,7 @@ def append_all(db: Database, batches: Sequence[Sequence[Draft]], schema: str) ->
     """Store several callers' batches, all or none; see `events`."""
     drafts = [draft for batch in batches for draft in batch]
     probe("committing")
-    if len(drafts) < COPY_FROM:
-        with db.settled():
-            rows = iter(append(db, drafts))
-    else:
-        rows = iter(_copied(db, drafts, schema))
+    rows = iter(db.run_alone(*_asked(drafts)) if len(drafts) < COPY_FROM else _copied(db, drafts, schema))
     return [events(batch, [next(rows) for _ in batch]) for batch in batches]
 
 
@@ -85,10 +86,33 @@ def append_here(db: Database, drafts: Sequence[Draft], schema: str) -> list[Even
 
 
 def append(db: Database, drafts: Sequence[Draft]) -> Stored:
-    """Store events by one statement, which is a transaction of its own unless one is open."""
+    """Store events by one statement, in the transaction that is open."""
+    return db.run(*_asked(drafts))
+
+
+def _asked(drafts: Sequence[Draft]) -> tuple[str, Sequence[Any]]:
     if len(drafts) == 1 and _is_plain(drafts[0]):
-        return db.run("append_one", _parameters(drafts[0]))
-    return db.run("append", arguments(drafts))
+        return "append_one", _parameters(drafts[0])
+    return "append", arguments(drafts)
+
+
+def stored_before(
+    db: Database, batches: Sequence[Sequence[Draft]], lost: Unanswered, floor: int
+) -> tuple[dict[str, tuple[int, int | None]], bool]:
+    """Return what is stored of batches whose commit got no answer, by uid, and whether that is final.
+
+    The session that was to commit is ended first, and waited for: then nothing of it is on its way any more. Behind a
+    pooler nobody can tell which session that was. `floor` is the id of an event stored before.
+    """
+    pid, age = lost.session.pid, int((time.monotonic() - lost.session.opened) * 1e6)
+    gone = bool(pid) and all(ended for (ended,) in db.run("end_session", (pid, age)))
+    drafts = [draft for batch in batches for draft in batch]
+    chosen = [draft.uid for draft in drafts if draft.supplied]
+    others = [draft.uid for draft in drafts if not draft.supplied]
+    found = {uid: (event_id, at) for uid, event_id, at in db.run("stored_uids", (others, floor, chosen))}
+    if found:
+        db.run("await_durable")
+    return found, gone or not others or any(uid in found for uid in others)
 
 
 def _is_plain(draft: Draft) -> bool:
@@ -118,6 +142,11 @@ def events(drafts: Sequence[Draft], stored: Stored) -> list[Event | int]:
         _event(draft, event_id, at) if fresh else event_id
         for draft, (event_id, fresh, at) in zip(drafts, stored, strict=True)
     ]
+
+
+def found_event(draft: Draft, event_id: int, at: int | None) -> Event | int:
+    """Return an event that was found stored; in the place of one whose uid was chosen, its id."""
+    return event_id if at is None else _event(draft, event_id, at)
 
 
 def _event(draft: Draft, event_id: int, now: int) -> Event:

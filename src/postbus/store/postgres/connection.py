@@ -1,9 +1,11 @@
 """One connection to the bus's PostgreSQL database, made again when it breaks."""
 
+import math
 import os
 import re
 import select
 import socket
+import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -13,13 +15,14 @@ from typing import Any, Final, LiteralString, TypeVar, cast
 from urllib.parse import SplitResult, parse_qsl, quote, urlencode, urlsplit
 
 import psycopg
-from psycopg import conninfo, errors, pq
+from psycopg import conninfo, errors, generators, pq
 from psycopg.adapt import Transformer
 from psycopg.types.numeric import Int8BinaryDumper
 
 from postbus.errors import (
     InvalidEventError,
     InvalidRequest,
+    OutcomeUnknown,
     PostbusError,
     SchemaMismatch,
     StoreUnavailable,
@@ -35,7 +38,9 @@ __all__ = [
     "Asked",
     "Database",
     "Sent",
+    "Session",
     "Steps",
+    "Unanswered",
     "array",
     "localized",
     "put_schema",
@@ -48,8 +53,11 @@ __all__ = [
 SCHEMA: Final = re.compile(r"[a-z_][a-z0-9_]{0,47}")
 DEFAULTS: Final = {
     "application_name": "postbus",
-    "connect_timeout": "10",
+    "connect_timeout": "5",
     "tcp_user_timeout": "15000",
+    "keepalives_idle": "10",
+    "keepalives_interval": "5",
+    "keepalives_count": "2",
     "target_session_attrs": "primary",
 }
 TEXT: Final = {"client_encoding": "UTF8"}
@@ -60,16 +68,34 @@ PLANNER: Final = {f"enable_{name}": "off" for name in ("seqscan", "bitmapscan", 
 }
 """A claim or a settle is a few exact look-ups. A plan made while the tables were small must not be a scan of them, and
 since no plan is better for some parameters than for others, none needs to be made twice."""
-OURS: Final = r"-c default_transaction_isolation=read\ committed -c standard_conforming_strings=on"
+OURS: Final = (
+    r"-c default_transaction_isolation=read\ committed -c standard_conforming_strings=on -c postbus.options=on"
+)
 """What the SQL here is written for. The level is for statements that commit themselves; whatever begins a transaction
-says it there."""
+says it there. The last one shows that options reach the server."""
 PATH: Final = "search_path = pg_catalog, pg_temp"
 """No function or operator of the role's own schemas may stand in for one that is meant here."""
 LIMITS: Final = {"statement_timeout": "60s", "lock_timeout": "10s", "idle_in_transaction_session_timeout": "5min"}
+POOLER: Final = (
+    "{}: a pooler such as PgBouncer stands there, which does not pass startup options on: give the address of the "
+    "database itself as direct_url (POSTBUS_DIRECT_URL)"
+)
 HOST: Final = re.compile(r"(\[[0-9a-fA-F:.%]+\]|[^:/@\[\]]*)(:\d*)?")
 NO_URL: Final = (
     "this is no PostgreSQL URL such as postgresql://user@host:5432/database; in a password, write / @ # as %2F %40 %23"
 )
+SESSION: Final = """SELECT pg_catalog.pg_backend_pid(),
+    CASE WHEN pg_catalog.current_setting('postbus.options', true) OPERATOR(pg_catalog.=) 'on'
+         THEN pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', false) END"""
+"""Not a startup option: SET search_path TO DEFAULT is to give the role's own path."""
+SILENCE: Final = 5.0
+"""After so many seconds without an answer the server is asked whether it lives …"""
+ANSWER: Final = 5.0
+"""… and given up if it does not say so within so many seconds: a process that was stopped keeps its connections."""
+LONGEST: Final = 90.0
+"""Seconds after which an answer is not waited for any longer: the server ends every statement before that."""
+SSL_REQUEST: Final = bytes.fromhex("00000008 04d2162f")
+"""What a server answers before anything else, with one byte."""
 FIRST_FETCH: Final = 100
 LONGEST_FETCH: Final = 2_000
 PREPARE_AFTER: Final = 2
@@ -83,6 +109,73 @@ Asked = tuple[str, Sequence[Plain]]
 R = TypeVar("R")
 Steps = Generator[Sequence[Asked], list[Row], R]
 """Something done by queries, whoever sends them: it yields what is to be sent, and gets the rows of the first."""
+
+
+class Unanswered(psycopg.OperationalError):
+    """The connection was lost while something was being committed, which may have happened."""
+
+    def __init__(self, told: str, session: "Session") -> None:
+        """Name the session that may still be at it."""
+        super().__init__(told)
+        self.session = session
+
+
+class Session(psycopg.Connection[Row]):
+    """A connection on which nothing is waited for once the server is silent, and does not say that it lives."""
+
+    pid = 0
+    """The process in the server, asked of that itself: a pooler tells another number."""
+    opened = 0.0
+    longest = LONGEST
+
+    def wait(self, gen: Any, *arguments: Any, **options: Any) -> Any:
+        """Wait as psycopg does, which says every tenth of a second that nothing has come."""
+        return super().wait(self._watched(gen), *arguments, **options)
+
+    def _watched(self, gen: Any) -> Generator[Any, Any, Any]:
+        began = heard = time.monotonic()
+        try:
+            wanted = next(gen)
+            while True:
+                ready = yield wanted
+                now = time.monotonic()
+                if ready:
+                    began = heard = now
+                elif now - heard > SILENCE:
+                    self._require_life(now - began)
+                    heard = time.monotonic()
+                wanted = gen.send(ready)
+        except StopIteration as end:
+            return end.value
+
+    def attend(self, look: select.poll) -> None:
+        """Wait until a poll of this connection tells something."""
+        began = time.monotonic()
+        while not look.poll(SILENCE * 1000):
+            self._require_life(time.monotonic() - began)
+
+    def _require_life(self, silent: float) -> None:
+        """Raise OperationalError, closed, for a server that has been silent and will probably stay so."""
+        if silent > self.longest or not self._lives():
+            self.close()
+            raise psycopg.OperationalError(f"the server has not answered for {silent:.0f} s")
+
+    def _lives(self) -> bool:
+        host, port = self.info.host, self.info.port
+        by_file = host.startswith(("/", "@"))
+        try:
+            with (
+                socket.socket(socket.AF_UNIX)
+                if by_file
+                else socket.create_connection((self.info.hostaddr or host, port), ANSWER) as wire
+            ):
+                wire.settimeout(ANSWER)
+                if by_file:
+                    wire.connect(f"{host.replace('@', chr(0), 1)}/.s.PGSQL.{port}")
+                wire.sendall(SSL_REQUEST)
+                return bool(wire.recv(1))
+        except OSError:
+            return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,26 +216,35 @@ class Address:
         """The address as other clients of PostgreSQL take it, secrets and all."""
         return conninfo.make_conninfo(self._url, **TEXT)
 
-    def connect(self) -> psycopg.Connection[Row]:
-        """Open a connection; raise StoreUnavailable."""
+    def connect(self) -> Session:
+        """Open a connection; raise StoreUnavailable, InvalidRequest, UnsafeStore."""
         given = conninfo.conninfo_to_dict(self._url)
         wanted = {**DEFAULTS, **{name: value for name, value in given.items() if value is not None}, **TEXT}
         if not self.pooled:
             settings = " ".join(f"-c {name}={value}" for name, value in {**PLANNER, **LIMITS}.items())
             wanted["options"] = f"{settings} {given.get('options') or ''} {OURS}"  # the last one counts
         try:
-            connection = psycopg.connect(
+            connection = Session.connect(
                 **cast("dict[str, Any]", wanted),
                 autocommit=True,
                 prepare_threshold=None if self.pooled else PREPARE_AFTER,
                 cursor_factory=psycopg.RawCursor,
             )
+            connection.opened = time.monotonic()
+            if self.pooled or "statement_timeout" in str(given.get("options")):
+                connection.longest = math.inf
             if not self.pooled:
-                connection.execute(f"SET {PATH}")  # no startup option: SET … TO DEFAULT is to give the role's own path
+                self._begin_session(connection)
         except psycopg.Error as error:
             raise translate(self.shown, error) from None
         connection.adapters.register_dumper(int, Int8BinaryDumper)
         return connection
+
+    def _begin_session(self, connection: Session) -> None:
+        connection.pid, path = connection.execute(SESSION).fetchall()[0]
+        if path is None:
+            connection.close()
+            raise InvalidRequest(POOLER.format(self.shown))
 
 
 def _parts(url: str) -> SplitResult:
@@ -197,7 +299,7 @@ class Database:
         self._address = address
         self._sql = localized(address.schema)
         self._on_rollback = on_rollback
-        self._connection: psycopg.Connection[Row] | None = None
+        self._connection: Session | None = None
         self._prepared: dict[str, bytes] = {}
         """What `run_at_once` has prepared, and under which name."""
         local = "".join(f"; SET LOCAL {name} = '{value}'" for name, value in {**PLANNER, **LIMITS}.items())
@@ -207,7 +309,7 @@ class Database:
         """Whether names are looked up as the role has it, for a statement of the caller's own."""
 
     @property
-    def connection(self) -> psycopg.Connection[Row]:
+    def connection(self) -> Session:
         """The open connection; one that was lost while idle is replaced."""
         connection = self._connection
         if connection is not None and not _is_lost(connection):
@@ -268,10 +370,41 @@ class Database:
         except BaseException:
             self.rollback()
             raise
-        self.commit()
+        self._end()
 
     def commit(self) -> None:
         """Make the transaction durable; raise if it was lost, or if an error had spoilt it and COMMIT undoes it."""
+        with self.committing():
+            self._end()
+
+    @contextmanager
+    def committing(self) -> Generator[None]:
+        """Raise Unanswered where the connection is lost in the midst of what commits."""
+        session = self._connected()
+        try:
+            yield
+        except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+            if session.closed or error.diag.severity_nonlocalized in {"FATAL", "PANIC"}:
+                session.close()
+                raise Unanswered(str(error), session) from error
+            raise
+
+    def run_alone(self, name: str, parameters: Sequence[Any]) -> list[Row]:
+        """Run a named query as a transaction of its own; raise Unanswered where that may have been committed."""
+        if not self._address.pooled:
+            self.ready()
+            with self.committing():
+                return self.run(name, parameters)
+        try:
+            self.begin()
+            rows = self.run(name, parameters)
+            self.commit()
+        except BaseException:
+            self.rollback()
+            raise
+        return rows
+
+    def _end(self) -> None:
         # Nothing is gained by preparing it, and who watches or cuts the wire knows it by its name.
         if self._connected().execute("COMMIT", prepare=False).statusmessage != "COMMIT":
             raise psycopg.OperationalError("the transaction was rolled back")
@@ -379,11 +512,12 @@ class Database:
             connection.close()
             raise
 
-    def _prepare(self, connection: psycopg.Connection[Row], name: str) -> bytes:
+    def _prepare(self, connection: Session, name: str) -> bytes:
         """Return the name under which the server has a query prepared."""
         if name not in self._prepared:
             self._prepared[name] = own = f"postbus_{name}_{next(_names)}".encode()
-            told = connection.pgconn.prepare(own, self._sql[name].encode())
+            connection.pgconn.send_prepare(own, self._sql[name].encode())
+            told = connection.wait(generators.execute(connection.pgconn))[-1]
             if told.status != pq.ExecStatus.COMMAND_OK:
                 del self._prepared[name]
                 raise _failure(connection, told)
@@ -434,7 +568,7 @@ class Database:
             for part in parts:
                 copy.write(part)
 
-    def _open(self) -> psycopg.Connection[Row]:
+    def _open(self) -> Session:
         """Return the connection for a statement of ours."""
         connection = self._connected()
         if self._lent:
@@ -443,7 +577,7 @@ class Database:
                 connection.execute(f"SET LOCAL {PATH}")
         return connection
 
-    def _connected(self) -> psycopg.Connection[Row]:
+    def _connected(self) -> Session:
         """Return the connection as it is: inside a transaction, one that was lost must not be replaced."""
         if self._connection is None:
             raise psycopg.OperationalError("the connection was lost")
@@ -487,7 +621,7 @@ def _failure(connection: psycopg.Connection[Row], result: pq.abc.PGresult) -> ps
 class Sent:
     """Prepared statements that were sent in one go, each a transaction of its own, and what has come back of them."""
 
-    def __init__(self, connection: psycopg.Connection[Row], asked: Sequence[tuple[bytes, Sequence[Plain]]]) -> None:
+    def __init__(self, connection: Session, asked: Sequence[tuple[bytes, Sequence[Plain]]]) -> None:
         """Send them."""
         self._connection = connection
         self._left = len(asked)
@@ -501,7 +635,7 @@ class Sent:
             server.pipeline_sync()
         self._look.register(server.socket, select.POLLIN | select.POLLOUT)
         while server.flush():  # a large one, of which the server has yet to read
-            self._look.poll()
+            connection.attend(self._look)
             server.consume_input()
         self._look.modify(server.socket, select.POLLIN)
 
@@ -512,7 +646,7 @@ class Sent:
     def wait(self) -> None:
         """Wait until all are answered: perhaps they are, by what was read while much was sent."""
         while not self.is_answered():
-            self._look.poll()
+            self._connection.attend(self._look)
 
     def is_answered(self) -> bool:
         """Read what has come, and return whether that is all; raise OperationalError if the first is unanswered."""
@@ -610,6 +744,9 @@ def translate(shown: str, error: psycopg.Error) -> PostbusError | psycopg.Error:
             return StoreUnavailable(f"{shown}: waited too long ({told}); nothing was stored")
         case errors.ReadOnlySqlTransaction():
             return UnsafeStore(f"{shown} is read-only ({told}): connect to the primary")
+        case Unanswered():
+            how = "an event with a uid of yours is stored once if you publish it again; look before you repeat others"
+            return OutcomeUnknown(f"{shown}: the answer to a commit was lost, which may have happened ({told}): {how}")
         case psycopg.OperationalError() | psycopg.InterfaceError():
             return StoreUnavailable(f"{shown} cannot be used now, or was lost in the midst of it ({told})")
         case psycopg.Error(sqlstate="PB003"):

@@ -1,7 +1,7 @@
 """For an event loop, on a connection of its own: something is asked, and its answer taken when it came."""
 
 from collections.abc import Callable, Sequence
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, NoReturn, TypeVar
 
 from postbus.store.contract import WouldWait
 from postbus.store.postgres.connection import Address, Database, Sent, Steps, translated
@@ -59,11 +59,10 @@ class PostgresCourier(Generic[A, R]):
         if sum(len(each) for _, values in asked for each in values if isinstance(each, str)) > MOST:
             return False
         try:
-            with translated(self._shown):
+            with self._db.committing():
                 self._on_way = self._db.send(*asked), steps
-        except BaseException:
-            self.close()
-            raise
+        except BaseException as error:  # noqa: BLE001  raised again there
+            self._fail(steps, error)
         return True
 
     def fileno(self) -> int:
@@ -74,15 +73,14 @@ class PostgresCourier(Generic[A, R]):
         """Return what came of it, as soon as that is known."""
         sent, steps = self._asked()
         try:
-            with translated(self._shown):
+            with self._db.committing():
                 if not sent.is_answered():
                     return None
                 if sent.is_forgotten:
                     self._db.forget_prepared()
                 rows = None if sent.is_undone else sent.rows()
-        except BaseException:
-            self.close()
-            raise
+        except BaseException as error:  # noqa: BLE001  raised again there
+            self._fail(steps, error)
         self._on_way = None
         try:
             if rows is not None:
@@ -94,6 +92,13 @@ class PostgresCourier(Generic[A, R]):
             raise
         self.ready = False
         raise WouldWait
+
+    def _fail(self, steps: Steps[R], error: BaseException) -> NoReturn:
+        """Have what was under way raise an error, or say what is left to do."""
+        self.close()
+        with translated(self._shown):
+            steps.throw(error)
+        raise error
 
     def _asked(self) -> tuple[Sent, Steps[R]]:
         assert self._on_way is not None  # noqa: S101  only what was asked is answered

@@ -47,6 +47,25 @@ SELECT event_id, fresh, stored_at FROM postbus.append($1, $2, $3);
 -- name: append_one
 SELECT event_id, true, stored_at FROM postbus.append_one($1, $2, $3, $4, $5, $6, $7, $8, $9, $10);
 
+-- name: latest
+SELECT coalesce(max(id), 0) FROM postbus.events;
+
+-- name: end_session
+-- Whether the session of a connection that was lost is gone, if it was still there; $2: how long ago it was opened. One
+-- that has been given the same number since began later.
+SELECT pg_terminate_backend($1::integer, 5000) FROM pg_stat_activity
+ WHERE pid = $1::integer AND backend_start < clock_timestamp() - $2::bigint * interval '1 microsecond';
+
+-- name: stored_uids
+-- Which of some events are there: those above an id that was given before, and those whose uid was chosen.
+SELECT uid, id, postbus.micros(created_at) FROM postbus.events WHERE id > $2 AND uid = ANY ($1::text[])
+UNION ALL
+SELECT uid, event_id, NULL FROM postbus.dedup WHERE uid = ANY ($3::text[]);
+
+-- name: await_durable
+-- A session that is ended waits no longer for the standby; this commit does, and what was committed before comes first.
+SELECT pg_logical_emit_message(true, 'postbus', '');
+
 -- name: reserve
 SELECT postbus.reserve($1::integer), postbus.micros(postbus.now());
 

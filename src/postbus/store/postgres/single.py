@@ -67,4 +67,5 @@ class SingleCommitter(Committer[Database]):
             return super()._transact(operations)
         db = self._connection.ready()
         probe("committing")
-        return [operations[0](db)]
+        with db.committing():
+            return [operations[0](db)]

@@ -1,5 +1,6 @@
 """An existing table in a PostgreSQL database."""
 
+import math
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -26,6 +27,7 @@ def open_source(url: str, table: str, columns: Columns) -> Generator["PostgresSo
     """Read a table until the end of the block; raise InvalidRequest, StoreUnavailable."""
     address = Address.of(url, pooled=True)  # one transaction, which a pooler may carry
     connection = address.connect()
+    connection.longest = math.inf
     try:
         connection.execute(UNHURRIED)
         yield PostgresSource(connection, table, columns)

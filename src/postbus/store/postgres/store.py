@@ -1,5 +1,6 @@
 """The store in a PostgreSQL database: many processes, one queue; publishers, claimers and settlers side by side."""
 
+import math
 import os
 import tempfile
 import threading
@@ -8,6 +9,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar, cast
 
@@ -44,6 +46,7 @@ from postbus.store.postgres.connection import (
     Address,
     Database,
     Steps,
+    Unanswered,
     put_schema,
     run_steps,
     translate,
@@ -74,6 +77,11 @@ MAX_REMEMBERED: Final = 1_000
 BACKFILL: Final = 5_000
 PUBLISH: Final = 10_000
 PATIENCE: Final = 30.0
+FLOOR_AGE: Final = 60.0
+"""Seconds after which the latest event is looked up anew: what was published since then is what a lost answer costs."""
+TRIES: Final = 3
+RETURN: Final = 5.0
+"""Seconds in which a server may come back, and tell what became of a commit."""
 WHICH: Final = "SELECT current_database(), pg_postmaster_start_time()"
 HOLD: Final = "SELECT pg_try_advisory_lock(hashtextextended($1, 11))"
 HAS_ROLES: Final = """
@@ -111,7 +119,9 @@ class PostgresStore(SqlStore):
         self._flowing: dict[Kind, int] = {}
         """The kinds of claims that got all they asked for, and probably will again: from routes such as this one."""
         publisher = Database(self._address)
-        self._publisher = Committer(publisher, lambda batches: self._append_all(publisher, batches))
+        self._publisher = Committer(publisher, lambda batches: self._append_surely(publisher, batches))
+        self._floor, self._floor_age = 0, -math.inf
+        """The id of an event that was stored, and when it was the latest."""
         self._claimer = self._committer()
         self._settler = self._committer()
         self._holders: set[int] = set()
@@ -187,7 +197,10 @@ class PostgresStore(SqlStore):
         claiming, reporting = Remembered(), Remembered()
         return Couriers(
             PostgresCourier[list[Draft], list[Event]](
-                self._address, ("append_one", "notify"), lambda _, drafts: self._publish_lone(drafts)
+                self._address,
+                ("append_one", "notify"),
+                lambda _, drafts: self._publish_lone(drafts),
+                self._look_for_floor,
             ),
             PostgresCourier[Claim, Claimed](
                 self._address,
@@ -216,6 +229,58 @@ class PostgresStore(SqlStore):
         self._ring()
         return self._filled(drafts, stored)
 
+    def _append_surely(self, db: Database, batches: list[Sequence[Draft]]) -> list[Any]:
+        """Store batches, by whichever way; where the answer to their commit is lost, find out what became of them."""
+        if time.monotonic() - self._floor_age > FLOOR_AGE:
+            self._look_for_floor(db)
+        try:
+            stored = self._append_all(db, batches)
+        except Unanswered as lost:
+            stored = self._append_again(db, batches, lost)
+        self._note_stored(stored[0][0])
+        return stored
+
+    def _append_again(self, db: Database, batches: list[Sequence[Draft]], lost: Unanswered) -> list[Any]:
+        """Return what was stored of batches whose commit got no answer, or store them; raise OutcomeUnknown."""
+        for _ in range(TRIES):
+            found, final = self._stored_before(db, batches, lost)
+            if any(not draft.supplied and draft.uid in found for batch in batches for draft in batch):
+                return [[appending.found_event(draft, *found[draft.uid]) for draft in batch] for batch in batches]
+            if not final:
+                break
+            try:
+                return self._append_all(db, batches)
+            except Unanswered as again:
+                lost = again
+            except (psycopg.OperationalError, psycopg.InterfaceError, StoreUnavailable) as error:
+                if found:
+                    raise lost from error
+                raise
+        db.close()  # so that nobody does again what may have been done
+        raise lost
+
+    def _stored_before(
+        self, db: Database, batches: list[Sequence[Draft]], lost: Unanswered
+    ) -> tuple[dict[str, tuple[int, int | None]], bool]:
+        """Look on a new connection, for which a server that restarts is given a moment."""
+        deadline = time.monotonic() + RETURN
+        while True:
+            try:
+                return appending.stored_before(db.ready(), batches, lost, self._floor)
+            except (psycopg.OperationalError, psycopg.InterfaceError, StoreUnavailable) as error:
+                db.close()
+                if time.monotonic() > deadline:
+                    raise lost from error
+            time.sleep(0.1)
+
+    def _look_for_floor(self, db: Database) -> None:
+        with db.settled():
+            self._floor, self._floor_age = db.value("latest"), time.monotonic()
+
+    def _note_stored(self, event: Event | int) -> None:
+        self._floor = max(self._floor, event if isinstance(event, int) else event.id)
+        self._floor_age = time.monotonic()
+
     def _append_all(self, db: Database, batches: list[Sequence[Draft]]) -> list[Any]:
         notifier = self._notifying()
         if (lone := appending.lone(batches)) is not None and not self._address.pooled:
@@ -238,11 +303,22 @@ class PostgresStore(SqlStore):
         notifier = self._notifying()
         told = notifier is not None and notifier.turn()
         probe("committing")
-        rows = yield appending.lone_asked(draft, tell=told)
+        try:
+            rows = yield appending.lone_asked(draft, tell=told)
+        except Unanswered as lost:
+            raise WouldWait(partial(self._publish_again, [draft], lost)) from lost
         if notifier is not None and not told:
             notifier.tell_soon()
         self._ring()
-        return [appending.lone_event(draft, rows)]
+        event = appending.lone_event(draft, rows)
+        self._note_stored(event)
+        return [event]
+
+    def _publish_again(self, drafts: list[Draft], lost: Unanswered) -> list[Event]:
+        with self._connection() as (db, _):
+            (stored,) = self._append_again(db, [drafts], lost)
+        self._wake()
+        return stored
 
     def _filled(self, drafts: Sequence[Draft], stored: list[Event | int]) -> list[Event]:
         """Put the events that uids stood for already in the places that hold only their ids."""
@@ -643,6 +719,7 @@ class PostgresStore(SqlStore):
             db.ready()
             if not self._direct.pooled:
                 db.execute("SET statement_timeout = 0")
+            db.connection.longest = math.inf
             for _ in range(2):  # index pages that the first empties are there for use only after a second look
                 db.execute(f"VACUUM {self._address.schema}.{table}, {self._address.schema}.deliveries")
 
@@ -711,6 +788,7 @@ class _Schema:
         try:
             db.begin()
             db.execute("SET LOCAL lock_timeout = '10min'; SET LOCAL statement_timeout = 0")
+            db.connection.longest = math.inf
             db.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 7))", (f"postbus migrates {self._schema}",))
             if self.version() == number - 1:
                 db.execute(f"CREATE SCHEMA IF NOT EXISTS {self._schema}")

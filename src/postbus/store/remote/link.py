@@ -19,6 +19,7 @@ from postbus.errors import (
     LeaseLost,
     MaxRetriesExceeded,
     NotFound,
+    OutcomeUnknown,
     PostbusError,
     StoreUnavailable,
 )
@@ -53,6 +54,7 @@ BY_PROBLEM: Final[Mapping[str, type[PostbusError]]] = {
     "max-retries-exceeded": MaxRetriesExceeded,
     "too-slow": StoreUnavailable,
     "unavailable": StoreUnavailable,
+    "outcome-unknown": OutcomeUnknown,
     "internal": PostbusError,
 }
 REFUSED: Final = frozenset({401, 403})
@@ -92,7 +94,8 @@ class Link:
         """Send JSON and return the answer, which must come within so many seconds.
 
         A request that never left is repeated; one whose answer was lost only if it may happen `again`. Raises the
-        error that the server tells of, and StoreUnavailable where there is no answer.
+        error that the server tells of, StoreUnavailable where it is not reached, and OutcomeUnknown where it may have
+        done what it gave no answer to.
         """
         headers = {"content-type": "application/json"}
         return self._ask("POST", path, again=again, seconds=seconds, content=body, headers=headers)
@@ -105,7 +108,7 @@ class Link:
 
     def _ask(self, method: str, path: str, *, again: bool, seconds: float, **parts: Any) -> bytes:
         timeout = self._http.Timeout(max(seconds, ANSWER_SECONDS), connect=CONNECT_SECONDS)
-        why = ""
+        why, arrived = "", False
         for pause in (*PAUSES, None):
             self._usable()
             began = datetime.now(UTC)
@@ -113,16 +116,19 @@ class Link:
                 answer = self._client.request(method, path, timeout=timeout, **parts)
             except self._http.TransportError as error:
                 why = str(error) or type(error).__name__
-                if not (again or isinstance(error, self._never_left)):
+                arrived |= method == "POST" and not isinstance(error, self._never_left)
+                if arrived and not again:
                     break
             except RuntimeError:
                 self._usable()  # closed meanwhile, by another thread
                 raise
             else:
                 self._set_clock(began, answer.headers.get("date"))
-                return self._told(answer)
+                return self._told(answer, arrived=arrived)
             if pause is not None:
                 time.sleep(pause)
+        if arrived:
+            raise OutcomeUnknown(f"{self.url} gave no answer, and may have done what it was asked for: {why}")
         raise StoreUnavailable(f"{self.url} does not answer: {why}")
 
     def _usable(self) -> None:
@@ -131,10 +137,13 @@ class Link:
         if os.getpid() != self._pid:
             raise StoreUnavailable("the store was opened before a fork: open it anew in the child process")
 
-    def _told(self, answer: Any) -> bytes:
+    def _told(self, answer: Any, *, arrived: bool) -> bytes:
         if answer.is_success:
             return answer.content
-        raise self._error(answer.status_code, answer.content)
+        error = self._error(answer.status_code, answer.content)
+        if arrived and isinstance(error, StoreUnavailable):  # this time; the time before is not known
+            raise OutcomeUnknown(str(error))
+        raise error
 
     def _set_clock(self, began: datetime, told: str | None) -> None:
         """Go by this host's clock, which is finer, unless what the server tells cannot be the same time."""
@@ -155,7 +164,7 @@ class Link:
             kind, detail = BY_PROBLEM[problem["type"].rpartition("/")[2]], str(problem["detail"])
         except (ValueError, LookupError, TypeError, AttributeError):
             if status >= OUR_FAULT:
-                return StoreUnavailable(f"{self.url} answered with {status}")
+                return OutcomeUnknown(f"{self.url} answered with {status}, which tells nothing of what was done")
             return InvalidRequest(f"{self.url} answered with {status}: is a postbus server there?")
         if status in REFUSED:
             return kind(f"{self.url} refuses this: {detail} (the token is taken from token= or POSTBUS_TOKEN)")
