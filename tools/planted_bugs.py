@@ -270,6 +270,14 @@ BUGS = (
         "tests/postgres/test_outages.py -k whose_answer_is_lost",
         "What became of a commit without an answer is not looked up",
     ),
+    Bug(
+        "silent-server-waited-for",
+        "store/postgres/connection.py",
+        "        if silent > self.longest or not self._lives():",
+        "        if silent > self.longest:",
+        "tests/postgres/test_frozen.py -k not_waited_for",
+        "A server that stands still is waited for",
+    ),
 )
 
 

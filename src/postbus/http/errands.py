@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from postbus.errors import InvalidRequest, NotFound, PostbusError
 from postbus.observe import tell
@@ -26,6 +26,8 @@ MOST: Final = 500
 """How much is asked in one go."""
 BRISK: Final = 0.002
 """Seconds that the event loop may be kept: about what a commit takes on a disk that is not slow."""
+LATE: Final = 5.0
+"""Seconds without an answer after which the event loop waits for it no longer."""
 SHARE: Final = 0.05
 """How much of the loop's time may go to what took longer …"""
 OVER: Final = 1.0
@@ -117,10 +119,20 @@ class Errands(Generic[A, R]):
         return sent
 
     def _await(self, courier: Courier[A, R], then: Callable[[R | Exception], None]) -> None:
-        file = courier.fileno()
-        asyncio.get_running_loop().add_reader(file, self._look, courier, file, then)
+        loop, file = asyncio.get_running_loop(), courier.fileno()
+        late = loop.call_later(LATE, self._late, courier, file, then)
+        loop.add_reader(file, self._look, courier, file, late, then)
 
-    def _look(self, courier: Courier[A, R], file: int, then: Callable[[R | Exception], None]) -> None:
+    def _late(self, courier: Courier[A, R], file: int, then: Callable[[R | Exception], None]) -> None:
+        """Have a thread wait, which finds out whether the server is still there."""
+        asyncio.get_running_loop().remove_reader(file)
+        self._ready = False
+        then(WouldWait(partial(_awaited, courier)))
+
+    def _look(
+        self, courier: Courier[A, R], file: int, late: asyncio.TimerHandle, then: Callable[[R | Exception], None]
+    ) -> None:
+        late.cancel()
         asyncio.get_running_loop().remove_reader(file)  # before it is closed, should it have been lost
         try:
             told = courier.answer()
@@ -188,7 +200,7 @@ class Lane(Generic[A, R]):
             self._finish(loop, batch, [answer])
 
     def _bring(self, loop: asyncio.AbstractEventLoop, batch: Batch[A, R], rest: Callable[[], R] | None = None) -> None:
-        answers = finished(rest) if rest else self._answers([item for item, _ in batch])
+        answers = finished(rest, lambda: self._answers([item for item, _ in batch]))
         loop.call_soon_threadsafe(self._finish, loop, batch, answers)
         self._errands.prepare()
 
@@ -234,9 +246,19 @@ class Lane(Generic[A, R]):
         self._errands.close()
 
 
-def finished(rest: Callable[[], R]) -> list[R | Exception]:
-    """Return the answer that somebody has yet to get who came alone."""
-    try:
-        return [rest()]
-    except Exception as error:  # noqa: BLE001  raised in the coroutine that asked
-        return [error]
+def finished(rest: Callable[[], R] | None, otherwise: Callable[[], Sequence[R | Exception]]) -> Sequence[R | Exception]:
+    """Return the answer that somebody has yet to get who came alone, or what else is to be done if none came."""
+    while rest is not None:
+        try:
+            return [rest()]
+        except WouldWait as left:
+            rest = left.rest
+        except Exception as error:  # noqa: BLE001  raised in the coroutine that asked
+            return [error]
+    return otherwise()
+
+
+def _awaited(courier: Courier[Any, R]) -> R:
+    told = courier.answer(wait=True)
+    assert told is not None  # noqa: S101  it has been waited for
+    return told[0]

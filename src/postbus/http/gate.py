@@ -252,7 +252,7 @@ class Gate:
         claims: list[Claim],
         rest: Callable[[], Claimed] | None = None,
     ) -> None:
-        answers = finished(rest) if rest else self._claimed(claims)
+        answers = finished(rest, lambda: self._claimed(claims))
         loop.call_soon_threadsafe(self._hand_out, asked, answers)
         self._claims.prepare()
 
@@ -266,7 +266,7 @@ class Gate:
         except Exception as error:  # noqa: BLE001  raised in the coroutine that asked
             return [error] * len(claims)
 
-    def _hand_out(self, asked: list[tuple[Any, Waiting]], answers: list[Claimed | Exception]) -> None:
+    def _hand_out(self, asked: list[tuple[Any, Waiting]], answers: Sequence[Claimed | Exception]) -> None:
         now = asyncio.get_running_loop().time()
         soonest = math.inf
         for (_, waiting), answer in zip(asked, answers, strict=True):

@@ -365,8 +365,8 @@ class Courier(Protocol[A_contra, R_co]):
         """Return where the answer to what was asked comes in."""
         ...
 
-    def answer(self) -> tuple[R_co] | None:
-        """Return what came of it, or None as long as that is not known; raise as the ordinary way does.
+    def answer(self, *, wait: bool = False) -> tuple[R_co] | None:
+        """Return what came of it, or None as long as that is not known and not to be waited for; raise as usual.
 
         Raises WouldWait if nothing came of it, with nothing done, or if something is left to do.
         """

@@ -7,10 +7,13 @@ disk.
 import os
 import pwd
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, LiteralString
 
@@ -110,6 +113,23 @@ class Cluster:
     def stop(self, mode: str = "immediate") -> None:
         """Stop it; `immediate` is a crash: nothing is written, and the next start recovers."""
         self._pg_ctl("-m", mode, "stop")
+
+    @contextmanager
+    def frozen(self) -> Generator[None]:
+        """Have all of its processes stand still for the length of a block; their connections stay, as do new ones."""
+        (first, *_) = (self.data / "postmaster.pid").read_text().split()
+        stopped = [int(first)]
+        os.kill(stopped[0], signal.SIGSTOP)  # first, so that it starts no more
+        try:
+            stopped += map(int, Path(f"/proc/{first}/task/{first}/children").read_text().split())
+            for pid in stopped[1:]:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGSTOP)
+            yield
+        finally:
+            for pid in stopped:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
 
     def remove(self) -> None:
         """Stop it for good and remove its data."""

@@ -69,12 +69,14 @@ class PostgresCourier(Generic[A, R]):
         """Return where the answer comes in."""
         return self._asked()[0].fileno()
 
-    def answer(self) -> tuple[R] | None:
+    def answer(self, *, wait: bool = False) -> tuple[R] | None:
         """Return what came of it, as soon as that is known."""
         sent, steps = self._asked()
         try:
             with self._db.committing():
-                if not sent.is_answered():
+                if wait:
+                    sent.wait()
+                elif not sent.is_answered():
                     return None
                 if sent.is_forgotten:
                     self._db.forget_prepared()
