@@ -278,6 +278,14 @@ BUGS = (
         "tests/postgres/test_frozen.py -k not_waited_for",
         "A server that stands still is waited for",
     ),
+    Bug(
+        "refused-for-good-retried",
+        "store/postgres/connection.py",
+        "raise _refused(self.shown, error) or translate(self.shown, error) from None",
+        "raise translate(self.shown, error) from None",
+        "tests/postgres/test_refused.py -k refused_for_good",
+        "An address that is refused for good is tried again as a server that is away",
+    ),
 )
 
 

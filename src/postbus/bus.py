@@ -549,7 +549,10 @@ class EventBus:
         self.shutdown()
 
     def run(self) -> None:
-        """Start, and block until SIGINT, SIGTERM or `shutdown`; then shut down. A second signal ends the process."""
+        """Start, and block until SIGINT, SIGTERM or `shutdown`; then shut down. A second signal ends the process.
+
+        Raises UnsafeStore where the store can no longer be worked on until somebody changes something.
+        """
         stop = Bell()
 
         def ask(number: int, _: object) -> None:
@@ -560,7 +563,8 @@ class EventBus:
         try:
             self.start()
             while not stop.wait(0.2) and not self._closing and not self.worn_out:
-                pass
+                if self._worker is not None and self._worker.error is not None:
+                    raise self._worker.error
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)

@@ -11,7 +11,7 @@ from typing import Final
 from postbus import figures
 from postbus.claiming import Claiming
 from postbus.config import Settings
-from postbus.errors import NotFound, StoreUnavailable
+from postbus.errors import NotFound, StoreUnavailable, UnsafeStore
 from postbus.execution import Execution, Report, Run, describe
 from postbus.lanes import WATCH_EVERY, AsyncLane, ThreadLane
 from postbus.loop import Loop, Signal
@@ -66,6 +66,8 @@ class Worker:
         self._watch = store.watch()
         self._claiming = Claiming(store, execution, self._worker_id, owner)
         self._looking = Loop("claim", self._claim_turn, self._watch)
+        self.error: UnsafeStore | None = None
+        """Why this worker cannot go on until somebody changes something; it still tries."""
         self._settling = Loop("settle", self._settle_turn)
         self._beating = Loop("heartbeat", self._heartbeat_turn)
         self._overdue = Loop("timeouts", self._timeout_turn)
@@ -217,6 +219,9 @@ class Worker:
     def _claim(self, subscription: str, limit: int) -> Claimed:
         try:
             claimed = self._claiming.claim(subscription, limit, alone=not self._held)
+        except UnsafeStore as error:
+            self.error = error
+            raise
         except NotFound as error:
             tell(logging.WARNING, "subscription_gone", subscription=subscription, reason=str(error))
             return Claimed()

@@ -160,9 +160,9 @@ def test_a_damaged_file_is_found_by_the_deep_look(path: Path, store: SqliteStore
     assert is_found_damaged(path)
 
 
-def test_a_missing_folder_is_unavailable(tmp_path: Path):
-    """StoreUnavailable with the path, and nothing made (I16)."""
-    with pytest.raises(StoreUnavailable, match="missing"):
+def test_a_missing_folder_is_refused(tmp_path: Path):
+    """UnsafeStore with the path, for trying again is of no use, and nothing made (I16)."""
+    with pytest.raises(UnsafeStore, match=r"no folder .*missing"):
         open_store(f"sqlite:///{tmp_path / 'missing' / 'bus.db'}")
     assert not (tmp_path / "missing").exists()
 

@@ -16,7 +16,7 @@ from postbus.aio import AsyncEventBus
 from postbus.bus import EventBus
 from postbus.cli.logs import log_to_stderr
 from postbus.cli.supervise import FIGURES, HOPELESS
-from postbus.errors import InvalidRequest, PostbusError
+from postbus.errors import InvalidRequest, PostbusError, UnsafeStore
 from postbus.figures import Counted, Figures, Region, encoded, listen, of_stats
 from postbus.observe import logger, tell
 
@@ -33,17 +33,17 @@ def main(target: str) -> int:
     log_to_stderr()
     if (file := os.environ.pop(FIGURES, None)) is not None:
         _count_in(int(file))
+    bus: EventBus | None = None
     try:
         bus = load(target, json.loads(os.environ.get(OVERRIDES, "{}")))
         _follow_parent(bus)
         bus.run()
         logger.info("worker_stopped", extra={"worker_id": bus.worker_id, "worn_out": bus.worn_out})
-    except InvalidRequest as error:
-        logger.error("worker_refused", extra={"target": target, "error": str(error)})
-        return HOPELESS
     except PostbusError as error:
-        logger.error("worker_failed", extra={"target": target, "error": str(error)})
-        return 1
+        # What was wrong from the start stays so until somebody changes it.
+        refused = isinstance(error, InvalidRequest) or (bus is None and isinstance(error, UnsafeStore))
+        logger.error("worker_refused" if refused else "worker_failed", extra={"target": target, "error": str(error)})
+        return HOPELESS if refused else 1
     end = threading.Timer(LINGER, os._exit, [0])
     end.daemon = True
     end.start()

@@ -42,6 +42,7 @@ listen_port = {port}
 unix_socket_dir =
 auth_type = any
 {user}
+{settings}
 pool_mode = transaction
 default_pool_size = 4
 logfile = {folder}/log
@@ -154,8 +155,8 @@ class Cluster:
 class Bouncer:
     """A PgBouncer in transaction mode before a server, with fewer connections than its clients want."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        """Start it."""
+    def __init__(self, cluster: Cluster, *, settings: str = "") -> None:
+        """Start it, with a line of settings if they are given."""
         self._cluster = cluster
         self._folder = Path(tempfile.mkdtemp(prefix="postbus-bouncer-"))
         self._folder.chmod(0o777)
@@ -163,7 +164,7 @@ class Bouncer:
         owner = pwd.getpwuid(cluster.data.stat().st_uid).pw_name
         # It does not run as root, nor may others change their user.
         user = f"user = {owner}" if os.getuid() == 0 else ""
-        told = POOLED.format(server=cluster.data, port=self.port, user=user, folder=self._folder)
+        told = POOLED.format(server=cluster.data, port=self.port, user=user, folder=self._folder, settings=settings)
         (self._folder / "ini").write_text(told)
         self.start()
 

@@ -51,6 +51,18 @@ __all__ = [
 ]
 
 SCHEMA: Final = re.compile(r"[a-z_][a-z0-9_]{0,47}")
+KEYWORDS: Final = re.compile(
+    "all|analyse|analyze|and|any|array|as|asc|asymmetric|authorization|binary|both|case|cast|"
+    "check|collate|collation|column|concurrently|constraint|create|cross|current_catalog|"
+    "current_date|current_role|current_schema|current_time|current_timestamp|current_user|default|"
+    "deferrable|desc|distinct|do|else|end|except|false|fetch|for|foreign|freeze|from|full|"
+    "grant|group|having|ilike|in|initially|inner|intersect|into|is|isnull|join|lateral|leading|"
+    "left|like|limit|localtime|localtimestamp|natural|not|notnull|null|offset|on|only|or|order|"
+    "outer|overlaps|placing|primary|references|returning|right|select|session_user|similar|some|"
+    "symmetric|system_user|table|tablesample|then|to|trailing|true|union|unique|user|using|"
+    "variadic|verbose|when|where|window|with"
+)
+"""What no schema can be named without quotes: words reserved, or kept for functions and types (PostgreSQL 14 to 18)."""
 DEFAULTS: Final = {
     "application_name": "postbus",
     "connect_timeout": "5",
@@ -80,6 +92,12 @@ POOLER: Final = (
     "{}: a pooler such as PgBouncer stands there, which does not pass startup options on: give the address of the "
     "database itself as direct_url (POSTBUS_DIRECT_URL)"
 )
+POOLER_SAYS: Final = "unsupported startup parameter"
+REFUSED: Final = re.compile(
+    r"(database|role|user) \".*\" does not exist|no such (database|user)|authentication failed|no password supplied"
+    r"|no pg_hba\.conf entry|is not permitted to log in|permission denied for database"
+)
+"""What a server whose messages are English says, and PgBouncer, of what stays so until somebody changes it."""
 HOST: Final = re.compile(r"(\[[0-9a-fA-F:.%]+\]|[^:/@\[\]]*)(:\d*)?")
 NO_URL: Final = (
     "this is no PostgreSQL URL such as postgresql://user@host:5432/database; in a password, write / @ # as %2F %40 %23"
@@ -201,8 +219,12 @@ class Address:
         parts = _parts(url)
         query = parse_qsl(parts.query, keep_blank_values=True)
         schema = next((value for name, value in query if name == "schema"), "postbus")
-        if not SCHEMA.fullmatch(schema):
-            raise InvalidRequest("schema= in the URL must be a plain lower-case name")
+        if not SCHEMA.fullmatch(schema) or schema.startswith("pg_"):
+            raise InvalidRequest("schema= in the URL must be a plain lower-case name, which does not begin with pg_")
+        if KEYWORDS.fullmatch(schema):
+            raise InvalidRequest(
+                f"schema={schema} in the URL is a keyword of SQL: choose another name, as {schema}_bus"
+            )
         others = urlencode([pair for pair in query if pair[0] != "schema"], quote_via=quote)
         rest = url.partition("?")[0] + (f"?{others}" if others else "")
         try:
@@ -236,7 +258,7 @@ class Address:
             if not self.pooled:
                 self._begin_session(connection)
         except psycopg.Error as error:
-            raise translate(self.shown, error) from None
+            raise _refused(self.shown, error) or translate(self.shown, error) from None
         connection.adapters.register_dumper(int, Int8BinaryDumper)
         return connection
 
@@ -245,6 +267,16 @@ class Address:
         if path is None:
             connection.close()
             raise InvalidRequest(POOLER.format(self.shown))
+
+
+def _refused(shown: str, error: psycopg.Error) -> PostbusError | None:
+    """Return the error to raise where trying again is of no use: libpq tells no SQLSTATE of a failed connection."""
+    told = str(error).partition("\n")[0]
+    if POOLER_SAYS in told:
+        return InvalidRequest(POOLER.format(shown))
+    if REFUSED.search(told) or (error.pgconn is not None and error.pgconn.needs_password):
+        return UnsafeStore(f"{shown}: {told}: correct the address, the password, or what the server allows")
+    return None
 
 
 def _parts(url: str) -> SplitResult:

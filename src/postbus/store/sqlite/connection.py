@@ -403,7 +403,7 @@ def translated(path: Path) -> Generator[None]:
         raise translate(path, error) from error
 
 
-def translate(path: Path, error: Exception) -> Exception:
+def translate(path: Path, error: Exception) -> Exception:  # noqa: PLR0911  a table
     """Return the error postbus raises for one of SQLite's: what happened to which file, and what to do."""
     match error:
         case apsw.CorruptError() | apsw.NotADBError() | apsw.SQLError() | UnicodeDecodeError():
@@ -412,6 +412,8 @@ def translate(path: Path, error: Exception) -> Exception:
             return StoreUnavailable(f"{path}: the disk is full; nothing was stored")
         case apsw.BusyError() | apsw.LockedError():
             return StoreUnavailable(f"{path} stayed locked for {BUSY_SECONDS:.0f} s; nothing was stored")
+        case apsw.CantOpenError() if not path.parent.is_dir():
+            return UnsafeStore(f"{path}: there is no folder {path.parent}: make it, or correct the URL")
         case apsw.IOError() | apsw.CantOpenError() | apsw.ReadOnlyError() | apsw.PermissionsError():
             return StoreUnavailable(f"{path} cannot be used ({error}); nothing was stored")
         case apsw.ConnectionClosedError() | apsw.ThreadingViolationError():
