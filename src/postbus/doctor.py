@@ -9,13 +9,13 @@ from typing import Final, Self
 
 from postbus.config import Settings
 from postbus.errors import NotFound
-from postbus.model import Checkpoint, HandlerRecord, Mode, State, Stats, Status, Subscription
+from postbus.model import Checkpoint, Event, HandlerRecord, Mode, State, Stats, Status, Subscription
 from postbus.store import Store, shown
 from postbus.store.contract import Finding
 from postbus.telling import age, many
 from postbus.upkeep import recover
 
-__all__ = ["SILENT", "Patient", "again", "left_behind", "remains", "wrong"]
+__all__ = ["SILENT", "Patient", "again", "leased", "left_behind", "remains", "wrong"]
 
 SILENT: Final = timedelta(minutes=3)
 """Workers report their handlers every minute; one not heard of for this long is gone, or never ran."""
@@ -33,6 +33,20 @@ def _naming(finding: Finding, again: str) -> Finding:
     """Have a command that the store itself gives as its remedy name the same bus."""
     command = (finding.remedy or "").rpartition(": ")[2]
     return replace(finding, remedy=f"{finding.remedy}{again}") if command.startswith("postbus ") else finding
+
+
+def leased(store: Store, name: str, most: int, within: timedelta | None = None) -> Iterator[Event]:
+    """Go through what is leased in a queue, without the payloads: up to so many, and `within` a time for each page."""
+    after = None
+    while most > 0:
+        page = store.list(
+            subscription=name, status=Status.PROCESSING, type=None, tags=(), limit=most, offset=0, after=after,
+            within=within,
+        )  # fmt: skip
+        yield from (replace(each, payload=None) for each in page)
+        after, most = page.next, most - len(page)
+        if after is None or not page.items:
+            return
 
 
 def wrong(check: str, message: str, remedy: str) -> Finding:
@@ -134,10 +148,8 @@ class Patient:
             yield Finding("leases", ok=True, message="none has run out")
 
     def _expired(self, name: str) -> int:
-        page = self.store.list(
-            subscription=name, status=Status.PROCESSING, type=None, tags=(), limit=MOST_LEASES, offset=0, after=None
-        )  # fmt: skip
-        return sum(state.lease_expired for event in page for state in event.deliveries if state.subscription == name)
+        held = leased(self.store, name, MOST_LEASES)
+        return sum(state.lease_expired for event in held for state in event.deliveries if state.subscription == name)
 
     def followers(self) -> Iterator[Finding]:
         """Find positions that mean nothing in this log, and followers that have stopped or stand still."""

@@ -352,8 +352,7 @@ class Follower:
         if ahead.events and not self._handle_all(lead, ahead):
             return self._poll
         self._done(ahead.reached, 0)
-        sparse = ahead.more and len(ahead.events) * SPARSE < self._limit
-        self._limit = min(2 * self._limit, MOST_READ) if sparse else self.follow.batch_size
+        self._limit = self._next_limit(ahead)
         busy = ahead.more or bool(ahead.events)
         pause = self._save_if_due(lead, idle=not busy)
         if time.monotonic() >= self._look_behind:
@@ -361,6 +360,13 @@ class Follower:
             if self._may_go_on(lead):
                 self._handle_left(lead)
         return 0.0 if busy else pause
+
+    def _next_limit(self, ahead: Ahead) -> int:
+        """Return how many events to look at next: more where few are wanted, fewer where they are large."""
+        if ahead.more and ahead.looked < self._limit:
+            return min(2 * ahead.looked, self.follow.batch_size)
+        sparse = ahead.more and len(ahead.events) * SPARSE < self._limit
+        return min(2 * self._limit, MOST_READ) if sparse else self.follow.batch_size
 
     def _may_go_on(self, lead: Lead) -> bool:
         """Return whether to go on; raise LeaseLost where another leads, or somebody rewound."""

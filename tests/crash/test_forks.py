@@ -80,7 +80,7 @@ def start(url: str, tmp_path: Path) -> Iterator[Callable[..., "subprocess.Popen[
         each.wait()
 
 
-def mark(cell: tuple[str, str, str, str]) -> Any:
+def mark(cell: tuple[str, ...]) -> Any:
     """Leave the other cells of the matrix to the long trials."""
     return pytest.param(cell, id="-".join(cell), marks=[] if cell in QUICK else [pytest.mark.slow])
 

@@ -132,6 +132,10 @@ class _Source(Protocol):
 
     def row(self, found: Any) -> _Row: ...
 
+    def place(self, found: Any) -> int:
+        """Return the position of what was found."""
+        ...
+
     def back(self, count: int) -> int:
         """Return a position from which on there are so many, or as many as are found soon."""
         ...
@@ -155,6 +159,9 @@ class _Events:
     def row(self, found: Any) -> _Row:
         return _event_row(*found)
 
+    def place(self, found: Any) -> int:
+        return found[0].id
+
     def back(self, count: int) -> int:
         head = self.store.span(self.stream).head  # what stands beyond it now may not be all that will
         # The newest that a subscription wants may all be filtered out: what is let through may lie further back.
@@ -164,11 +171,17 @@ class _Events:
     def _oldest(self, interest: Interest, count: int) -> int | None:
         """Return the id of the oldest of the newest events."""
         kind = None if interest.pattern == "*" else interest.pattern
-        page = self.store.list(
-            subscription="default", status=None, type=kind, tags=sorted(interest.tags), limit=count, offset=0,
-            after=None,
-        )  # fmt: skip
-        return page.items[-1].id if page.items else None
+        oldest = after = None
+        while count > 0:
+            page = self.store.list(
+                subscription="default", status=None, type=kind, tags=sorted(interest.tags), limit=count, offset=0,
+                after=after,
+            )  # fmt: skip
+            oldest = page.items[-1].id if page.items else oldest
+            after, count = page.next, count - len(page)
+            if after is None:
+                break
+        return oldest
 
 
 _Kind = tuple[str | None, Sequence[str]]
@@ -193,6 +206,9 @@ class _Audit:
 
     def row(self, found: Any) -> _Row:
         return _audit_row(self._whole(found))
+
+    def place(self, found: Any) -> int:
+        return found["id"]
 
     def _rows(self, after: int, through: int) -> list[dict[str, Any]]:
         try:
@@ -257,13 +273,15 @@ Show = Callable[[Iterable[_Row]], None]
 
 
 def _show_latest(source: _Source, count: int, show: Show) -> int:
-    """Show the last ones and return the position after them."""
-    kept, position, more = deque[Any](maxlen=count), source.back(count), True
+    """Show the last ones and what has come since, and return the position after them.
+
+    Where they begin is looked for first: all of them may not fit into memory.
+    """
+    kept, position, more = deque[int](maxlen=count), source.back(count), True
     while more:
         found, position, more = source.read(position)
-        kept.extend(found)
-    show(map(source.row, kept))
-    return position
+        kept.extend(map(source.place, found))
+    return _show_rest(source, kept[0] - 1, show) if kept else position
 
 
 def _show_rest(source: _Source, position: int, show: Show) -> int:

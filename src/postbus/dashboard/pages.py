@@ -11,6 +11,7 @@ from starlette.responses import FileResponse, RedirectResponse, Response, Stream
 
 from postbus.dashboard import views
 from postbus.dashboard.room import Room, base_of, event_of, number_of
+from postbus.doctor import leased
 from postbus.errors import InvalidRequest, NotFound
 from postbus.model import Event, Mode, Status, Stream, Subscription
 
@@ -190,11 +191,7 @@ def _running(room: Room, names: Sequence[Subscription]) -> list[Event]:
     found: dict[int, Event] = {}
     for each in names:
         if each.mode is Mode.QUEUE:
-            page = room.store.list(
-                subscription=each.name, status=Status.PROCESSING, type=None, tags=(), limit=MOST_RUNNING, offset=0,
-                after=None, within=WITHIN,
-            )  # fmt: skip
-            found |= {event.id: event for event in page}
+            found |= {event.id: event for event in leased(room.store, each.name, MOST_RUNNING, WITHIN)}
     return list(found.values())
 
 
@@ -254,7 +251,7 @@ async def live(room: Room, request: Request) -> Response:
     """Say whenever there may be something new to see, at most once a second."""
 
     async def ticks() -> AsyncGenerator[bytes]:
-        yield b"retry: 2000\n\n"
+        yield b"retry: 2000\n"
         while not room.board.draining():
             rings = room.board.rings()
             yield b"event: changed\ndata: 1\n\n"

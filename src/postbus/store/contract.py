@@ -5,6 +5,8 @@ Rules for every method:
 - A write is durable when the method returns (but see `move`), and all of it or none of it happened.
 - Whatever decides by time uses the store's one clock (`now`).
 - Every change of a delivery writes its audit row in the same transaction (I13).
+- What a read returns fits into `PAGE_BYTES`: a list, a page or a claim that would be larger comes shorter, and says
+  so by `next` or `more`. One event alone always fits.
 - StoreUnavailable means that nothing was acknowledged: it may have happened all the same if a server was lost in the
   midst of it. Every verb may be repeated; a publish, if it brings its `uid`. UnsafeStore: do not trust the store.
 """
@@ -14,7 +16,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from postbus.breaker import BreakerState
 from postbus.errors import LeaseLost, NotFound
@@ -45,10 +47,11 @@ from postbus.model import (
     Token,
 )
 from postbus.pattern import Interest
-from postbus.payload import Draft
+from postbus.payload import MAX_PAYLOAD, Draft
 from postbus.retry import RetryPolicy
 
 __all__ = [
+    "PAGE_BYTES",
     "Activity",
     "Ahead",
     "Burial",
@@ -74,6 +77,9 @@ __all__ = [
     "Work",
     "WouldWait",
 ]
+
+PAGE_BYTES: Final = 4 * MAX_PAYLOAD
+"""How many bytes of events and errors one read returns, but for the last event, which may go beyond."""
 
 
 A_contra = TypeVar("A_contra", contravariant=True)
@@ -199,6 +205,8 @@ class Ahead(NamedTuple):
     more: bool
     pruned: int = 0
     """Up to where the log had been pruned when these events were read; not looked at if there are none."""
+    looked: int = 0
+    """How many events that were, unwanted ones included: fewer than asked for where they are large."""
 
 
 class Burial(NamedTuple):

@@ -16,7 +16,7 @@ from postbus.errors import InvalidRequest, LeaseLost, NotFound, UnsafeStore
 from postbus.model import Action, Event, Mode, Span, State, Status, Stream, Subscription
 from postbus.pattern import Interest
 from postbus.store.burials import Burials
-from postbus.store.contract import Ahead, Burial, Lead, Reader, Rewound, Step, Watch
+from postbus.store.contract import PAGE_BYTES, Ahead, Burial, Lead, Reader, Rewound, Step, Watch
 from postbus.store.erasing import ERASED, erased, unquoted
 from postbus.store.positions import Positions
 from postbus.store.records import encode_errors, followed_events
@@ -289,7 +289,7 @@ class Followed(ABC):
 
     def read_on(self, after: int, limit: int, interests: tuple[Interest, ...]) -> Ahead:
         with self._glance() as db:
-            rows = db.run_plain("read_on", (after, limit))
+            rows = db.page("read_on", (after, limit))
         return ahead_of(rows, after, limit, interests)
 
     def reader(self) -> Reader:
@@ -358,7 +358,8 @@ def ahead_of(rows: Sequence[Row], after: int, limit: int, interests: tuple[Inter
     """Return what `read_on` has found."""
     events, damaged = followed_events(rows, _wanting(interests))
     reached, pruned = (rows[-1][0], int(rows[0][13])) if rows else (after, 0)
-    return Ahead(events, damaged, reached, len(rows) == limit, pruned)
+    more = len(rows) == limit or sum(row[14] for row in rows) >= PAGE_BYTES
+    return Ahead(events, damaged, reached, more, pruned, len(rows))
 
 
 @lru_cache(REMEMBERED)

@@ -27,7 +27,7 @@ from postbus.model import (
 from postbus.pattern import matches
 from postbus.payload import Draft
 from postbus.store.catalog import Catalog
-from postbus.store.contract import DeadFilter, Fault, Work
+from postbus.store.contract import PAGE_BYTES, DeadFilter, Fault, Work
 from postbus.store.records import (
     decode_errors,
     decoding,
@@ -41,7 +41,7 @@ from postbus.store.records import (
 from postbus.store.routes import Selection
 from postbus.store.session import Database, Row, Session
 
-__all__ = ["END_OF_TIME", "Reading", "dead_keys", "tags_filter"]
+__all__ = ["END_OF_TIME", "Reading", "dead_keys", "rows_of", "tags_filter"]
 
 TOTAL_CAP: Final = 10_000
 END_OF_TIME: Final = (1 << 63) - 1
@@ -49,6 +49,8 @@ MINUTE: Final = 60_000_000
 CHEAP_ROUTES: Final = 64
 FIRST_LOOK: Final = 25
 LONGEST_LOOK: Final = 400
+LOG_BYTES: Final = 500
+"""What an audit row takes in memory beside its error."""
 Depth = dict[tuple[str, int, int], tuple[int, int | None]]
 """How many deliveries there are by subscription, state and whether they are due, and since when the first one is."""
 
@@ -107,11 +109,6 @@ class Reading:
         live = {row[0]: self._live(row) for row in self._db.run("deliveries_of", (event_id,))}
         return tuple((ended | live)[name] for name in sorted(ended | live))
 
-    def rows(self, ids: list[int]) -> dict[int, Row]:
-        """Return the rows of events by id, in one step whatever their number."""
-        rows = self._db.run("event", ids) if len(ids) == 1 else self._db.rows("events_by_id", (json_array(ids),))
-        return {row[0]: row for row in rows}
-
     def _live(self, row: Row) -> DeliveryState:
         subscription, state, due_at, attempt, retry_count, updated_at, worker_id, errors = row
         with decoding():
@@ -132,8 +129,15 @@ class Reading:
             )
 
     def logs(self, event_id: int) -> tuple[LogEntry, ...]:
-        """Return an event's audit rows, oldest first."""
-        return tuple(log_from_row(row) for row in self._db.run("log_of", (event_id,)))
+        """Return an event's audit rows, oldest first; the newest of them if they do not fit into a page."""
+        found: list[LogEntry] = []
+        size = 0
+        for row in self._db.iterate("log_back", (event_id,)):
+            found.append(log_from_row(row))
+            size += LOG_BYTES + len(row[11] or "")
+            if size >= PAGE_BYTES:
+                break
+        return tuple(reversed(found))
 
     def settled(self, event_id: int, subscriptions: Iterable[str]) -> bool:
         """Return whether nothing is pending or leased in these subscriptions."""
@@ -153,17 +157,30 @@ class Reading:
     ) -> Page[Event]:
         """Return a page of events, newest first."""
         below = END_OF_TIME if after is None else _number(str(after))
-        rows = self._matching(self._ids(subscription, status, below), wanted)
-        page = list(islice(rows, offset, offset + limit + 1))
+        found = self._matching(self._ids(subscription, status, below), wanted)
+        page = [row[0] for row in islice(found, offset, offset + limit + 1)]
         total, capped = self._total(self._ids(subscription, status, END_OF_TIME), wanted)
+        items = self._shown_all(page[:limit], subscription)
         return Page(
-            items=tuple(self._shown(row, subscription) for row in page[:limit]),
+            items=items,
             total=total,
             limit=limit,
             offset=offset,
             total_capped=capped,
-            next=page[limit - 1][0] if len(page) > limit else None,
+            next=items[-1].id if len(items) < len(page) else None,
         )
+
+    def _shown_all(self, ids: list[int], subscription: str) -> tuple[Event, ...]:
+        """Return events for a list: the first of them, as many as fit into a page."""
+        rows, left = rows_of(self._db, ids) if ids else ({}, [])
+        shown: list[Event] = []
+        size = 0
+        for event_id in ids[: len(ids) - len(left)]:
+            shown.append(self._shown(rows.pop(event_id), subscription))
+            size += sum(_size(each.errors) for each in shown[-1].deliveries)
+            if size >= PAGE_BYTES:
+                break
+        return tuple(shown)
 
     def newest(
         self,
@@ -183,15 +200,16 @@ class Reading:
             looked = row[0]
             if wanted is None or wanted(row):
                 found.append(row)
-            if len(found) > limit:
-                looked = found[limit - 1][0]
-                break
-            if time.monotonic() > ends:
+            if len(found) > limit or time.monotonic() > ends:
                 break
         else:
             looked = 0
+        ids = [row[0] for row in found[:limit]]
+        items = self._shown_all(ids, subscription)
+        if len(items) < len(found):
+            looked = items[-1].id
         return Page(
-            items=tuple(self._shown(row, subscription) for row in found[:limit]),
+            items=items,
             total=len(found),
             limit=limit,
             offset=0,
@@ -218,10 +236,10 @@ class Reading:
         return (row[:1] for row in found if row[0] < below)
 
     def _matching(self, ids: Iterator[Row], wanted: Callable[[Row], bool] | None) -> Iterator[Row]:
-        """Go through the events of these ids in order, read some at a time, more and more as the caller goes on."""
+        """Go through id, uid, type and tags of these events in order, read more and more at a time."""
         size = FIRST_LOOK
         while chunk := [event_id for (event_id,) in islice(ids, size)]:
-            found = self.rows(chunk)
+            found = {row[0]: row for row in self._db.run("identities", (json_array(chunk),))}
             rows = (found[event_id] for event_id in chunk if event_id in found)
             yield from rows if wanted is None else filter(wanted, rows)
             size = min(2 * size, LONGEST_LOOK)
@@ -238,20 +256,32 @@ class Reading:
         keys = islice(dead_keys(self._db, self._catalog, which, after), offset, offset + limit + 1)
         page = list(keys)
         total = self._count_dead(which)
+        letters: list[DeadLetter] = []
+        size = 0
+        for key in page[:limit]:
+            letter, own = self._dead_letter(*key[:2])
+            letters.append(letter)
+            size += own
+            if size >= PAGE_BYTES and which.event_id is None:
+                break
         return Page(
-            items=tuple(self._dead_letter(*key[:2]) for key in page[:limit]),
+            items=tuple(letters),
             total=min(total, TOTAL_CAP),
             limit=limit,
             offset=offset,
             total_capped=total > TOTAL_CAP,
-            next=f"{page[limit - 1][0]}:{page[limit - 1][1]}" if len(page) > limit else None,
+            next=f"{letters[-1].event.id}:{letters[-1].subscription}" if len(letters) < len(page) else None,
         )
 
     def faults(self, limit: int) -> list[Fault]:
-        """Return what the newest dead letters died of."""
+        """Return what the newest dead letters died of, as many as fit into a page."""
         found: list[Fault] = []
+        size = 0
         for each in self._catalog.subscriptions():
-            for event_id, route, died_at, errors in self._db.run("dead_newest", (each.name, limit)):
+            for event_id, route, died_at, errors in self._db.iterate("dead_newest", (each.name, limit)):
+                size += len(errors or "")
+                if size >= PAGE_BYTES:
+                    return found
                 kind = self._catalog.route(self._db, route).type
                 found.append(Fault(event_id, each.name, kind, from_micros(died_at), _last(decode_errors(errors))))
         return found
@@ -262,11 +292,12 @@ class Reading:
         names = _names(self._catalog, which)
         return sum(self._db.value("count_dead", (name, TOTAL_CAP + 1)) for name in names)
 
-    def _dead_letter(self, event_id: int, subscription: str) -> DeadLetter:
+    def _dead_letter(self, event_id: int, subscription: str) -> tuple[DeadLetter, int]:
+        """Return a dead letter, and about how many bytes it has."""
         (dead,) = self._db.run("dead_one", (event_id, subscription))
         _, _, route, attempts, errors, died_at, last_retry_at, created_at, _ = dead
         rows = self._db.run("event", (event_id,)) or [self._lost(event_id, route, created_at)]
-        return DeadLetter(
+        letter = DeadLetter(
             event=self._shown(rows[0], subscription),
             subscription=subscription,
             attempts=attempts,
@@ -274,6 +305,7 @@ class Reading:
             died_at=from_micros(died_at),
             last_retry_at=moment(last_retry_at),
         )
+        return letter, sum(len((text or "").encode()) for text in (*rows[0][5:9], errors))
 
     def _lost(self, event_id: int, route_id: int, created_at: int) -> Row:
         """Return what a delivery tells of its event, for a list that must not fail because the event is not there."""
@@ -362,6 +394,19 @@ class Reading:
                 where = f"{route.subscription}/{route.type}"
                 left[where] = left.get(where, 0) + count
         return left
+
+
+def rows_of(db: Database, ids: list[int]) -> tuple[dict[int, Row], list[int]]:
+    """Return the rows of the first of these events, as many as fit into a page, and the ids that are left."""
+    if len(ids) == 1:
+        return {row[0]: row for row in db.run("event", ids)}, []
+    rows = db.rows("events_by_id", (json_array(ids), PAGE_BYTES))
+    full = rows and rows[-1][13] >= PAGE_BYTES
+    return {row[0]: row for row in rows}, ids[ids.index(rows[-1][0]) + 1 :] if full else []
+
+
+def _size(errors: Iterable[AttemptError]) -> int:
+    return sum(len(each.message) + len(each.traceback or "") for each in errors)
 
 
 def dead_keys(db: Database, catalog: Catalog, which: DeadFilter, after: int | str | None) -> Iterator[Row]:

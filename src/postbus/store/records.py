@@ -125,7 +125,7 @@ def split_tags(joined: str) -> tuple[str, ...]:
 
 def event_from_row(row: Row, *, verified: bool = True, **state: Any) -> Event:
     """Return an event from the columns of the `event` query; `state` fills how it stands."""
-    identity, uid, kind, tags, key, title, description, payload, metadata, created_at, priority, max_retries, _ = row
+    identity, uid, kind, tags, key, title, description, payload, metadata, created_at, priority, max_retries, *_ = row
     state.setdefault("max_retries", max_retries)
     with decoding():
         if verified:
@@ -148,7 +148,7 @@ def event_from_row(row: Row, *, verified: bool = True, **state: Any) -> Event:
 
 def claimed_event(row: Row, retry_count: int, now: datetime) -> Event:
     """Return the event of a delivery just leased: `event_from_row` without its ceremony, for the busiest path."""
-    identity, uid, kind, tags, key, title, description, payload, metadata, created_at, priority, max_retries, _ = row
+    identity, uid, kind, tags, key, title, description, payload, metadata, created_at, priority, max_retries, *_ = row
     _verify(row)
     return quick_event(
         identity,
@@ -181,7 +181,7 @@ def followed_events(
     events, damaged = list[Event](), dict[int, str]()
     before, created = -1, from_micros(0)
     for row in rows:
-        identity, uid, kind, tags, key, title, description, payload, metadata, moment, priority, retries, crc, _ = row
+        identity, uid, kind, tags, key, title, description, payload, metadata, moment, priority, retries, crc = row[:13]
         try:
             if crc is not None and crc32(f"{uid}\n{kind}\n{tags}\n{payload}".encode()) != crc:
                 _verify(row)

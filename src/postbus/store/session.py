@@ -22,6 +22,10 @@ class Database(Protocol):
         """Run a named query that takes texts and numbers, by whichever way is fastest here."""
         ...
 
+    def page(self, name: str, parameters: Sequence[str | int | None]) -> list[Row]:
+        """Run a named query whose last column is how many bytes a row has; return the first rows, as many as fit."""
+        ...
+
     def rows(self, name: str, parameters: Sequence[Any] = ()) -> Sequence[Row]:
         """Run a named query for a whole batch and return its rows, by whichever way is fastest here."""
         ...

@@ -68,7 +68,7 @@ from postbus.store.leases import Leases, Taken
 from postbus.store.liveness import Liveness
 from postbus.store.positions import Positions
 from postbus.store.pruning import Pruning
-from postbus.store.reading import END_OF_TIME, Reading, dead_keys, tags_filter
+from postbus.store.reading import END_OF_TIME, Reading, dead_keys, rows_of, tags_filter
 from postbus.store.records import UNREADABLE, claimed_event, moment, quick_delivery, split_tags
 from postbus.store.redelivering import redeliver
 from postbus.store.reports import Reports
@@ -84,7 +84,6 @@ CHUNK: Final = 1_000
 LOAD_CHUNK: Final = 100
 FEW: Final = 8
 """Of so many events, the rows are read at once by whoever claims them: to begin anew would take longer."""
-LOAD_BYTES: Final = 32_000_000
 TIDY_UIDS: Final = 100_000
 SPARE_ROUTES: Final = 10_000
 
@@ -191,16 +190,17 @@ class SqlStore(Followed):
         for places in _alike(claims):
             taken |= zip(places, leases.claim_each([claims[place] for place in places]), strict=True)
         ids = [each.event_id for mine, _ in taken.values() for each in mine]
-        rows = Reading(session).rows(ids) if 0 < len(ids) <= FEW else {}
+        rows, left = rows_of(session.db, ids) if 0 < len(ids) <= FEW else ({}, ids)
+        rows = {} if left else rows
         return [
             Won(*taken[place], None, session.catalog.subscription(each.subscription).retry, session.now, rows=rows)
             for place, each in enumerate(claims)
         ]
 
-    def _event_rows(self, ids: list[int]) -> dict[int, Row]:
-        """Return the rows of events by id."""
+    def _event_rows(self, ids: list[int]) -> tuple[dict[int, Row], list[int]]:
+        """Do what `rows_of` does."""
         with self._read() as session:
-            return Reading(session).rows(ids)
+            return rows_of(session.db, ids)
 
     def _leases(self, session: Session) -> Leases:
         return Leases(session)
@@ -233,8 +233,9 @@ class SqlStore(Followed):
         wons = self._claim_all(claims)
         try:
             ids = [each.event_id for won in wons for each in won.taken if not won.rows]
-            few = self._event_rows(ids) if len(claims) > 1 and 0 < len(ids) <= LOAD_CHUNK else {}
-            return [self._claimed(claim, won, won.rows or few) for claim, won in zip(claims, wons, strict=True)]
+            few, left = self._event_rows(ids) if len(claims) > 1 and 0 < len(ids) <= LOAD_CHUNK else ({}, ids)
+            known = {} if left else few
+            return [self._claimed(claim, won, won.rows or known) for claim, won in zip(claims, wons, strict=True)]
         except BaseException:
             for claim, won in zip(claims, wons, strict=True):
                 self.release([each.lease(claim.subscription) for each in won.taken], claim.worker_id)
@@ -250,24 +251,15 @@ class SqlStore(Followed):
     def _loaded(self, claim: Claim, won: Won, few: Mapping[int, Row]) -> tuple[Delivery, ...]:
         """Return the deliveries with their events; many are read after the commit: other writers need not wait.
 
-        An event that cannot be read is buried with the reason, and does not harm its neighbours. What would take too
-        much memory at once is handed back. `few`: the events' rows, if they have been read already.
+        An event that cannot be read is buried with the reason, and does not harm its neighbours. What does not fit
+        into a page is handed back. `few`: the events' rows, if they have been read already.
         """
-        taken = won.taken
-        loaded: list[Delivery] = []
-        damaged: list[Settlement] = []
-        size, step = 0, LOAD_CHUNK
-        while taken and size < LOAD_BYTES:
-            chunk, taken = taken[:step], taken[step:]
-            rows = few or self._event_rows([each.event_id for each in chunk])
-            size += sum(len(rows[each.event_id][7]) for each in chunk if each.event_id in rows)
-            # The first few tell how large payloads are: of small ones, all the rest may be read at once.
-            step = LOAD_CHUNK if size * len(taken) > LOAD_BYTES * len(chunk) else len(taken)
-            good, bad = self._deliveries(claim, won, chunk, rows)
-            loaded += good
-            damaged += bad
-        if taken:
-            self.release([each.lease(claim.subscription) for each in taken], claim.worker_id)
+        ids = [each.event_id for each in won.taken]
+        rows, left = (few, []) if few else self._event_rows(ids)
+        kept = len(ids) - len(left)
+        loaded, damaged = self._deliveries(claim, won, won.taken[:kept], rows)
+        if left:
+            self.release([each.lease(claim.subscription) for each in won.taken[kept:]], claim.worker_id)
         if damaged:
             self.settle(damaged)
         return tuple(loaded)

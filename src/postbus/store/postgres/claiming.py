@@ -6,7 +6,7 @@ from itertools import chain, islice
 from typing import Final, NamedTuple
 
 from postbus.retry import RetryPolicy
-from postbus.store.contract import Claim
+from postbus.store.contract import PAGE_BYTES, Claim
 from postbus.store.leases import EXACT_ROUTES, Taken
 from postbus.store.postgres.connection import Steps, array, texts
 from postbus.store.postgres.leases import BEGINNING, Marks
@@ -57,6 +57,7 @@ def claim_at_once(catalog: Remembered, marks: Marks, source: int, claims: Sequen
         array(solo),
         own.name,
         array(normal + solo),
+        PAGE_BYTES,
     )
     rows = yield [("claim_at_once", given)]
     marks.move([(row[1], row[0]) for row in rows])
@@ -84,4 +85,5 @@ def _ways(selection: Selection, marks: Marks, source: int) -> list[Way]:
 def _won(rows: list[Row], lease: int, policy: RetryPolicy | None) -> Won:
     now = rows[0][2]
     taken = [Taken(*row[3:7], until=now + lease, suspect=False) for row in rows]
-    return Won(taken, suspects=False, next_due=None, policy=policy, now=now, rows={row[7]: row[7:] for row in rows})
+    came = {} if any(row[7] is None for row in rows) else {row[7]: row[7:] for row in rows}
+    return Won(taken, suspects=False, next_due=None, policy=policy, now=now, rows=came)

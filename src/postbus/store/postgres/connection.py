@@ -28,6 +28,7 @@ from postbus.errors import (
     StoreUnavailable,
     UnsafeStore,
 )
+from postbus.store.contract import PAGE_BYTES
 from postbus.store.queries import load_queries
 from postbus.store.session import Database as Connection
 from postbus.store.session import Row
@@ -495,6 +496,10 @@ class Database:
         """Run a named query that takes texts and numbers, and return its rows, the fastest way."""
         straight = self.idle and not self._address.pooled
         return self.run_at_once((name, parameters)) if straight else self.run(name, parameters)
+
+    def page(self, name: str, parameters: Sequence[Plain]) -> list[Row]:
+        """Run a named query whose last column is how many bytes a row has; return the first rows, as many as fit."""
+        return self.run_plain(name, (*parameters, PAGE_BYTES))
 
     def run_at_once(self, *asked: Asked) -> list[Row]:
         """Run named queries, each a transaction of its own, sent in one go; return the rows of the first.

@@ -10,11 +10,13 @@ import pyarrow as pa
 from adbc_driver_postgresql import dbapi
 
 from postbus.errors import StoreUnavailable
+from postbus.store.contract import PAGE_BYTES
 from postbus.store.extract import to_batch
 from postbus.store.postgres.connection import PATH, Address, put_schema
 
 __all__ = ["extract"]
 
+BATCH: Final = "adbc.postgresql.batch_size_hint_bytes"
 CASTS: Final = {"priority": "priority::integer"}
 FROM: Final = {
     "events": ("postbus.events", "id"),
@@ -41,6 +43,7 @@ def extract(
     try:
         with closing(dbapi.connect(address.libpq)) as connection, connection.cursor() as cursor:
             cursor.execute(f"SET LOCAL {PATH}")
+            cursor.adbc_statement.set_options(**{BATCH: str(PAGE_BYTES)})
             cursor.execute(put_schema(sql, address.schema))
             for batch in cursor.fetch_record_batch():
                 yield to_batch(relation, columns, map(_plain, batch.columns))

@@ -110,11 +110,18 @@ SELECT id, uid, type, tags, key, title, description, payload::text, metadata::te
   FROM postbus.events WHERE id = $1;
 
 -- name: events_by_id
-SELECT e.id, e.uid, e.type, e.tags, e.key, e.title, e.description, e.payload::text, e.metadata::text,
-       postbus.micros(e.created_at), e.priority, e.max_retries, NULL
-  FROM unnest(translate($1, '[]', '{}')::bigint[]) AS wanted (id)
- CROSS JOIN LATERAL (SELECT v.id, v.uid, v.type, v.tags, v.key, v.title, v.description, v.payload, v.metadata, v.created_at,
-                            v.priority, v.max_retries FROM postbus.events AS v WHERE v.id = wanted.id OFFSET 0) AS e;
+-- The first of these events that fit into $2 bytes together, and one more; with each, the bytes of all up to it.
+SELECT s.id, s.uid, s.type, s.tags, s.key, s.title, s.description, s.payload, s.metadata, postbus.micros(s.created_at),
+       s.priority, s.max_retries, NULL, s.upto
+  FROM (SELECT e.*, wanted.place, sum(e.own) OVER (ORDER BY wanted.place ROWS UNBOUNDED PRECEDING) AS upto
+          FROM unnest(translate($1, '[]', '{}')::bigint[]) WITH ORDINALITY AS wanted (id, place)
+         CROSS JOIN LATERAL (SELECT v.*, octet_length(v.payload) + octet_length(v.metadata)
+                                    + coalesce(octet_length(v.title), 0) + coalesce(octet_length(v.description), 0) AS own
+                               FROM (SELECT o.id, o.uid, o.type, o.tags, o.key, o.title, o.description,
+                                            o.payload::text AS payload, o.metadata::text AS metadata, o.created_at,
+                                            o.priority, o.max_retries
+                                       FROM postbus.events AS o WHERE o.id = wanted.id OFFSET 0) AS v OFFSET 0) AS e) AS s
+ WHERE s.upto - s.own < $2 ORDER BY s.place;
 
 -- name: due
 -- What is due on some routes, each from its mark on ($3: see `Marks`). The candidates are found before any is locked: that
@@ -190,7 +197,7 @@ SELECT epoch, (SELECT count(*) FROM taken) FROM base;
 -- `catalog`), if a suspect waits ($10), if there is less than that, or if a lease that ran out is among it. The candidates
 -- are found before any is locked, by rank of their route ($5) and from its mark on ($4); some more than needed, for another
 -- worker may hold the first. One that has changed since this statement began lies in another place, where this statement
--- cannot change it: it is passed over as if it were held, or nothing is taken.
+-- cannot change it: it is passed over as if it were held, or nothing is taken. Payloads come along up to $13 bytes.
 WITH moment AS MATERIALIZED (
     SELECT k.now FROM (SELECT postbus.now() AS now
                         WHERE (SELECT value::bigint FROM postbus.meta WHERE key = 'catalog') = $1
@@ -225,13 +232,16 @@ taken AS (
 logged AS (
     INSERT INTO postbus.event_log (event_id, subscription, action, created_at, status, attempt, epoch, worker_id)
     SELECT t.event_id, t.subscription, 'PICKED', t.now, 'PROCESSING', t.attempt, t.epoch, t.worker_id FROM taken AS t)
-SELECT postbus.micros(t.due_at), t.route, postbus.micros(t.now), t.event_id, t.attempt, t.retry_count, t.epoch,
-       e.id, e.uid, e.type, e.tags, e.key, e.title, e.description, e.payload::text, e.metadata::text,
-       postbus.micros(e.created_at), e.priority, e.max_retries, NULL
-  FROM taken AS t
-  LEFT JOIN LATERAL (SELECT v.id, v.uid, v.type, v.tags, v.key, v.title, v.description, v.payload, v.metadata, v.created_at,
-                            v.priority, v.max_retries FROM postbus.events AS v WHERE v.id = t.event_id OFFSET 0) AS e ON true
- ORDER BY t.n;
+SELECT postbus.micros(s.due_at), s.route, postbus.micros(s.now), s.event_id, s.attempt, s.retry_count, s.epoch,
+       CASE WHEN s.below < $13 THEN s.id END, s.uid, s.type, s.tags, s.key, s.title, s.description,
+       CASE WHEN s.below < $13 THEN s.payload END, s.metadata, postbus.micros(s.created_at), s.priority, s.max_retries, NULL
+  FROM (SELECT t.*, e.*, sum(octet_length(e.payload)) OVER (ORDER BY t.n ROWS UNBOUNDED PRECEDING)
+                         - octet_length(e.payload) AS below
+          FROM taken AS t
+          LEFT JOIN LATERAL (SELECT v.id, v.uid, v.type, v.tags, v.key, v.title, v.description, v.payload::text AS payload,
+                                    v.metadata::text AS metadata, v.created_at, v.priority, v.max_retries
+                               FROM postbus.events AS v WHERE v.id = t.event_id OFFSET 0) AS e ON true) AS s
+ ORDER BY s.n;
 
 -- name: log
 INSERT INTO postbus.event_log (event_id, subscription, action, created_at, status, attempt, epoch, worker_id, status_code,
@@ -371,6 +381,11 @@ SELECT id, event_id, subscription, action, postbus.micros(created_at), status, a
        error_type, error_message, execution_time_ms
   FROM postbus.event_log WHERE event_id = $1 ORDER BY id;
 
+-- name: log_back
+SELECT id, event_id, subscription, action, postbus.micros(created_at), status, attempt, epoch, worker_id, status_code,
+       error_type, error_message, execution_time_ms
+  FROM postbus.event_log WHERE event_id = $1 ORDER BY id DESC;
+
 -- name: ends_of
 -- How an event last stood in each subscription that has no delivery of it any more.
 SELECT subscription, action, status, attempt, retry_count, postbus.micros(created_at), worker_id, errors
@@ -396,8 +411,14 @@ SELECT event_id, subscription, postbus.micros(created_at), route, postbus.micros
  ORDER BY created_at DESC, event_id DESC;
 
 -- name: dead_newest
-SELECT event_id, route, postbus.micros(died_at), errors FROM postbus.deliveries
- WHERE tried = 2 AND subscription = $1 ORDER BY created_at DESC, event_id DESC LIMIT $2;
+-- The last error alone, and without its traceback: those of a thousand letters may be a gigabyte.
+SELECT d.event_id, d.route, postbus.micros(d.died_at),
+       CASE WHEN e.error IS NOT NULL
+            THEN json_build_array(json_build_object('type', e.error -> 'type', 'message', e.error -> 'message', 'attempt',
+                                                    e.error -> 'attempt', 'worker_id', e.error -> 'worker_id', 'at',
+                                                    e.error -> 'at', 'handler', e.error -> 'handler'))::text END
+  FROM postbus.deliveries AS d CROSS JOIN LATERAL (SELECT d.errors::json -> -1 AS error OFFSET 0) AS e
+ WHERE d.tried = 2 AND d.subscription = $1 ORDER BY d.created_at DESC, d.event_id DESC LIMIT $2;
 
 -- name: count_dead
 SELECT count(*) FROM (SELECT 1 FROM postbus.deliveries WHERE tried = 2 AND subscription = $1 LIMIT $2) AS counted;
@@ -763,14 +784,25 @@ VALUES ($1, $2, $3, postbus.at($4), postbus.at($4), postbus.at($5), postbus.at($
 
 -- name: read_on
 -- Looked up every time: after a crash of the server, ids below a head of before may be given out anew.
-SELECT id, uid, type, tags, key, title, description, payload, metadata, created_at, priority, max_retries, NULL, pruned
-  FROM postbus.read_on($1, $2);
+-- The next $2 events that fit into $3 bytes together, and one more.
+SELECT id, uid, type, tags, key, title, description, payload, metadata, created_at, priority, max_retries, NULL, pruned, own
+  FROM (SELECT *, sum(own) OVER (ORDER BY id ROWS UNBOUNDED PRECEDING) AS upto
+          FROM (SELECT *, octet_length(payload) + octet_length(metadata)
+                       + coalesce(octet_length(title), 0) + coalesce(octet_length(description), 0) AS own
+                  FROM postbus.read_on($1, $2) OFFSET 0) AS page) AS sized
+ WHERE upto - own < $3 ORDER BY id;
 
 -- name: read_right_on
 -- Where an id follows the other, none can come in between any more: the pins, which cost more than the rows, need no look.
-SELECT id, uid, type, tags, key, title, description, payload::text, metadata::text, postbus.micros(created_at), priority,
-       max_retries, NULL, 0
-  FROM postbus.events WHERE id > $1 ORDER BY id LIMIT $2;
+SELECT id, uid, type, tags, key, title, description, payload, metadata, postbus.micros(created_at), priority, max_retries,
+       NULL, 0, own
+  FROM (SELECT *, sum(own) OVER (ORDER BY id ROWS UNBOUNDED PRECEDING) AS upto
+          FROM (SELECT *, octet_length(payload) + octet_length(metadata)
+                       + coalesce(octet_length(title), 0) + coalesce(octet_length(description), 0) AS own
+                  FROM (SELECT id, uid, type, tags, key, title, description, payload::text AS payload,
+                               metadata::text AS metadata, created_at, priority, max_retries
+                          FROM postbus.events WHERE id > $1 ORDER BY id LIMIT $2) AS page OFFSET 0) AS page) AS sized
+ WHERE upto - own < $3 ORDER BY id;
 
 -- name: lead
 SELECT position, log_id, holder, locked, postbus.micros(held_until), crashes, trying

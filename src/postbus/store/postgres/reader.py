@@ -17,7 +17,7 @@ from psycopg import pq
 
 from postbus.errors import EventBusShutdownError
 from postbus.pattern import Interest
-from postbus.store.contract import Ahead
+from postbus.store.contract import PAGE_BYTES, Ahead
 from postbus.store.following import ahead_of
 from postbus.store.postgres.connection import Address, Database, Sent, translated
 from postbus.store.records import decoding
@@ -121,12 +121,12 @@ class PostgresReader:
                 if brisk and count == limit:
                     self._coming = self._ask(last, limit, now)
                 return page.sent.rows()
-        rows = self._db.run_at_once((QUICK, (after, limit)))
+        rows = self._db.run_at_once((QUICK, (after, limit, PAGE_BYTES)))
         missing = rows and rows[-1][0] != after + len(rows)  # and may be about to come
-        return self._db.run_at_once((QUERY, (after, limit))) if missing else rows
+        return self._db.run_at_once((QUERY, (after, limit, PAGE_BYTES))) if missing else rows
 
     def _ask(self, after: int, limit: int, now: float) -> _Page:
-        return _Page(after, limit, self._db.send((QUERY, (after, limit))), now)
+        return _Page(after, limit, self._db.send((QUERY, (after, limit, PAGE_BYTES))), now)
 
     def _connect(self) -> None:
         """Have a connection; a new one listens before anything is read by it, so that nothing is missed."""

@@ -61,8 +61,8 @@ from postbus.store.postgres.reader import PostgresReader
 from postbus.store.postgres.roles import roles_statements
 from postbus.store.postgres.single import Remembered, Single, SingleCommitter, undeadlocked
 from postbus.store.queries import load_migrations
-from postbus.store.reading import Reading
-from postbus.store.records import decoding, json_array, moment
+from postbus.store.reading import Reading, rows_of
+from postbus.store.records import decoding, moment
 from postbus.store.session import Row, Session
 from postbus.store.sql import LOAD_CHUNK, Kind, SqlStore, Won, kind
 from postbus.store.staging import require_all, require_part
@@ -469,10 +469,10 @@ class PostgresStore(SqlStore):
         if full:
             self._flowing[key] = self._marks.latest
 
-    def _event_rows(self, ids: list[int]) -> dict[int, Row]:
+    def _event_rows(self, ids: list[int]) -> tuple[dict[int, Row], list[int]]:
         """Read them as they are: an event never changes, so that no snapshot is needed."""
         with self._glance() as db:
-            return {row[0]: row for row in db.run("events_by_id", (json_array(ids),))}
+            return rows_of(db, ids)
 
     def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
         leases = {each.lease for each in settlements}

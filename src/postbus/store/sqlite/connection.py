@@ -18,7 +18,7 @@ import apsw
 import orjson
 
 from postbus.errors import StoreUnavailable, UnsafeStore
-from postbus.store.contract import WouldWait
+from postbus.store.contract import PAGE_BYTES, WouldWait
 from postbus.store.queries import load_queries
 from postbus.store.session import Row
 
@@ -218,6 +218,17 @@ class Database:
         return self._apsw.execute(SQL[name], parameters).fetchall()
 
     run_plain = run
+
+    def page(self, name: str, parameters: Sequence[Any]) -> list[Row]:
+        """Run a named query whose last column is how many bytes a row has; return the first rows, as many as fit."""
+        found: list[Row] = []
+        size = 0
+        for row in self._apsw.execute(SQL[name], parameters):
+            found.append(row)
+            size += row[-1]
+            if size >= PAGE_BYTES:
+                break
+        return found
 
     def iterate(self, name: str, parameters: Sequence[Any] = ()) -> Iterator[Row]:
         """Run a named query, stepping only as far as the caller goes."""

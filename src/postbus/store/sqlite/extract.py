@@ -10,6 +10,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from postbus.errors import UnsafeStore
+from postbus.store.contract import PAGE_BYTES
 from postbus.store.extract import RELATIONS, to_batch
 from postbus.store.records import checksum
 from postbus.store.session import Row
@@ -43,13 +44,25 @@ def extract(path: Path, relation: str, columns: Sequence[str], after: int, throu
         db = Database(path, readonly=True)
         try:
             rows = db.go_through(sql, (after, through))
-            while chunk := list(islice(rows, CHUNK)):
+            while chunk := _some(rows):
                 if verified:
                     _verify(chunk)
                 arrays = zip(columns, zip(*chunk, strict=True), strict=False)
                 yield to_batch(relation, columns, (_array(relation, name, values) for name, values in arrays))
         finally:
             db.close()
+
+
+def _some(rows: Iterator[Row]) -> list[Row]:
+    """Return the next rows: so many, and of large ones as many as fit into a page."""
+    found: list[Row] = []
+    size = 0
+    for row in islice(rows, CHUNK):
+        found.append(row)
+        size += sum(len(value) for value in row if type(value) is str)
+        if size >= PAGE_BYTES:
+            break
+    return found
 
 
 def _array(relation: str, name: str, values: tuple[Any, ...]) -> Any:

@@ -68,9 +68,15 @@ SELECT id, uid, type, tags, key, title, description, payload, metadata, created_
   FROM events WHERE id = ?;
 
 -- name: events_by_id
+-- The first of these events that fit into ?2 bytes together, and one more; with each, the bytes of all up to it.
 SELECT json_group_array(json_array(e.id, e.uid, e.type, e.tags, e.key, e.title, e.description, e.payload, e.metadata,
-                                   e.created_at, e.priority, e.max_retries, e.checksum))
-  FROM json_each(?1) AS wanted CROSS JOIN events AS e ON e.id = wanted.value;
+                                   e.created_at, e.priority, e.max_retries, e.checksum, s.upto))
+  FROM (SELECT id, own, sum(own) OVER (ORDER BY place ROWS UNBOUNDED PRECEDING) AS upto
+          FROM (SELECT wanted.key AS place, v.id, octet_length(v.payload) + octet_length(v.metadata)
+                       + coalesce(octet_length(v.title), 0) + coalesce(octet_length(v.description), 0) AS own
+                  FROM json_each(?1) AS wanted CROSS JOIN events AS v ON v.id = wanted.value)) AS s
+ CROSS JOIN events AS e ON e.id = s.id
+ WHERE s.upto - s.own < ?2;
 
 -- name: events_after
 SELECT id, type, tags, priority FROM events WHERE id > ? ORDER BY id LIMIT ?;
@@ -241,6 +247,11 @@ SELECT id, event_id, subscription, action, created_at, status, attempt, epoch, w
        error_message, execution_time_ms
   FROM event_log WHERE event_id = ? ORDER BY id;
 
+-- name: log_back
+SELECT id, event_id, subscription, action, created_at, status, attempt, epoch, worker_id, status_code, error_type,
+       error_message, execution_time_ms
+  FROM event_log WHERE event_id = ? ORDER BY id DESC;
+
 -- name: ends_of
 -- How an event last stood in each subscription that has no delivery of it any more.
 SELECT subscription, action, status, attempt, retry_count, created_at, worker_id, errors FROM event_log
@@ -267,7 +278,10 @@ SELECT event_id, subscription, created_at, route, died_at FROM deliveries INDEXE
  ORDER BY created_at DESC, event_id DESC;
 
 -- name: dead_newest
-SELECT event_id, route, died_at, errors FROM deliveries INDEXED BY deliveries_tried
+-- The last error alone, and without its traceback: those of a thousand letters may be a gigabyte.
+SELECT event_id, route, died_at, CASE WHEN json_array_length(errors) > 0
+                                      THEN json_array(json_remove(json_extract(errors, '$[#-1]'), '$.traceback')) END
+  FROM deliveries INDEXED BY deliveries_tried
  WHERE tried = 2 AND subscription = ?1 ORDER BY created_at DESC, event_id DESC LIMIT ?2;
 
 -- name: count_dead
@@ -563,7 +577,9 @@ VALUES (?1, ?2, ?3, ?4, ?4, ?5, ?4, ?6) ON CONFLICT DO NOTHING RETURNING event_i
 
 -- name: read_on
 SELECT id, uid, type, tags, key, title, description, payload, metadata, created_at, priority, max_retries, checksum,
-       (SELECT value FROM meta WHERE key = 'pruned_through')
+       (SELECT value FROM meta WHERE key = 'pruned_through'),
+       octet_length(payload) + octet_length(metadata) + coalesce(octet_length(title), 0)
+       + coalesce(octet_length(description), 0)
   FROM events WHERE id > ? ORDER BY id LIMIT ?;
 
 -- name: lead
