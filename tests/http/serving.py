@@ -19,7 +19,7 @@ from fastapi import FastAPI
 
 from postbus import EventBus
 from postbus.http.app import create_app
-from postbus.http.serve import _guarded, _Server
+from postbus.http.serve import Guarded, _Server
 from postbus.tokens import SCOPES, make_token
 from tests.contract.stores import Site, site_of
 from tests.postgres.server import server as postgres
@@ -42,7 +42,7 @@ class Served:
         self.port: int = listening.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.http = httpx2.Client(base_url=self.url, timeout=PATIENCE, trust_env=False)
-        config = uvicorn.Config(self.app, http=_guarded(), log_config=None, access_log=False, server_header=False)
+        config = uvicorn.Config(self.app, http=Guarded, log_config=None, access_log=False, server_header=False)
         self._server = _Server(config, self.app)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._started = threading.Event()
@@ -205,10 +205,23 @@ class Process:
             else:
                 return
 
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
+
+    def ask_to_end(self, number: int = signal.SIGTERM) -> None:
+        """Send it a signal."""
+        self._process.send_signal(number)
+
     def end(self, number: int = signal.SIGTERM) -> tuple[int, float]:
         """Send it a signal; return its exit code, and how many seconds it took to end."""
+        self.ask_to_end(number)
+        return self.wait()
+
+    def wait(self) -> tuple[int, float]:
+        """Wait for its end; return its exit code, and how many seconds it took."""
         began = time.monotonic()
-        self._process.send_signal(number)
         code = self._process.wait(PATIENCE)
         self._reader.join(PATIENCE)
         return code, time.monotonic() - began

@@ -26,6 +26,14 @@ Delay = typer.Option(
     parser=parse_seconds, metavar="TIME", envvar="POSTBUS_RETRY_DELAY", help="How long after a failure to try again."
 )
 
+Drain = typer.Option(
+    parser=parse_seconds,
+    metavar="TIME",
+    envvar="POSTBUS_DRAIN",
+    help="How long after SIGTERM to go on serving while /readyz answers 503, so that nothing new is sent here; on "
+    "Kubernetes 5s.",
+)
+
 
 def serve(
     *,
@@ -41,6 +49,7 @@ def serve(
     max_retries: Annotated[
         int, typer.Option(min=0, max=1_000_000, envvar="POSTBUS_MAX_RETRIES", help="How often to try again.")
     ] = 3,
+    drain: Annotated[float, Drain] = "0s",  # type: ignore[assignment]  # typer parses it
     lake: Annotated[
         str | None, typer.Option(metavar="DIR", envvar="POSTBUS_LAKE", help="The lake that the dashboard tells of.")
     ] = None,
@@ -69,6 +78,7 @@ def serve(
             require_token=require_token,
             policy=policy,
             lease=lease,
+            drain=drain,
             ready=lambda where: say(f"serving {bus.store.url} at {where} ({where}/dashboard, {where}/docs)"),
             mask=mask_payloads,
             **({} if lake is None else _of_lake(lake)),

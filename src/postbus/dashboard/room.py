@@ -1,5 +1,6 @@
 """What the dashboard works with: what it shows, how a page is made of it, and what its forms say."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -31,6 +32,7 @@ PAGES: Final = (
     ("system", "System"),
 )
 LARGEST_FORM: Final = 65_536
+FORM_SECONDS = 30.0
 LARGEST_ID: Final = (1 << 63) - 1
 LONGEST_NUMBER: Final = 20
 
@@ -151,12 +153,16 @@ def base_of(request: Request) -> str:
 
 
 async def form(request: Request) -> dict[str, list[str]]:
-    """Return what a form says; raise InvalidRequest if that is too much."""
+    """Return what a form says; raise InvalidRequest if that is too much, or comes too slowly."""
     body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > LARGEST_FORM:
-            raise InvalidRequest("the form is too large")
+    try:
+        async with asyncio.timeout(FORM_SECONDS):
+            async for part in request.stream():
+                body += part
+                if len(body) > LARGEST_FORM:
+                    raise InvalidRequest("the form is too large")
+    except TimeoutError:
+        raise InvalidRequest(f"the form took more than {FORM_SECONDS:g} s to come") from None
     found: dict[str, list[str]] = {}
     for name, value in parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True):
         found.setdefault(name, []).append(value)

@@ -19,6 +19,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 from postbus import figures
 from postbus.errors import NotFound, PostbusError
+from postbus.http.buffers import Buffers
 from postbus.http.errands import MOST, Errands, Hand, Haste, Lane, finished
 from postbus.loop import Loop
 from postbus.model import Action, Dead, Delivery, Done, DoneWithErrors, Event, LogEntry, Outcome, Retry, Status
@@ -91,9 +92,12 @@ class Gate:
         self._looking = False
         self._rung: asyncio.Future[None] | None = None
         self._wanted = threading.Event()
+        self.streams = Buffers()
         self.rings = 0
         """How often something may have changed."""
         self._draining = False
+        self.leaving = False
+        """Whether it is about to be."""
 
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[None]:
@@ -126,7 +130,7 @@ class Gate:
 
     def drain(self) -> None:
         """Let nobody wait any longer: the server is about to end."""
-        self._draining = True
+        self._draining = self.leaving = True
         self.rings += 1
         self._ring()
         for room in self._rooms.values():
@@ -138,6 +142,10 @@ class Gate:
     def draining(self) -> bool:
         """Whether the server is about to end."""
         return self._draining
+
+    def leave(self) -> None:
+        """Serve on for a while, and tell whoever asks that others should be sent elsewhere."""
+        self.leaving = True
 
     async def read(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Call something that blocks, in a thread."""

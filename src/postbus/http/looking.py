@@ -193,7 +193,7 @@ async def readyz(
     at = desk(request)
     if verbose is not None:
         await authorise(request, "read")
-    checks = {"serving": not at.gate.draining}
+    checks = {"serving": not at.gate.leaving}
     try:
         await at.gate.read(at.bus.store.span, Stream.EVENTS)
         checks["store"] = True

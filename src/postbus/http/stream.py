@@ -8,6 +8,7 @@ from fastapi import Request
 from fastapi.responses import StreamingResponse
 
 from postbus.errors import Conflict
+from postbus.http.buffers import HANG_UP
 from postbus.http.gate import Gate
 from postbus.http.reading import Refused
 from postbus.http.wire import as_json, event_json
@@ -18,6 +19,8 @@ from postbus.retry import RetryPolicy
 __all__ = ["Pace", "stream"]
 
 PAGE: Final = 200
+PIECE: Final = 65_536
+"""How many bytes are sent at a time: the server's buffer of a connection holds no more than two of these."""
 _NO_POLICY: Final = RetryPolicy()
 
 
@@ -33,7 +36,11 @@ class Pace(NamedTuple):
 
 
 async def stream(
-    request: Request, gate: Gate, after: int | None, interests: tuple[Interest, ...], pace: Pace
+    request: Request,
+    gate: Gate,
+    after: int | None,
+    interests: tuple[Interest, ...],
+    pace: Pace,
 ) -> StreamingResponse:
     """Answer with the events after a position; None: with what comes from now on."""
     span = await gate.read(gate.store.span, Stream.EVENTS)
@@ -52,23 +59,31 @@ async def _events(
     request: Request, gate: Gate, position: int, interests: tuple[Interest, ...], pace: Pace
 ) -> AsyncGenerator[bytes]:
     """Yield what there is, then what comes. Whoever reads slowly is read for slowly: a page at a time."""
-    left = pace.limit
+    left, size = pace.limit, PAGE
+    hang_up = request.scope.get("state", {}).get(HANG_UP)
     spoken = heard = time.monotonic()
-    yield b"retry: 1000\n\n"
+    yield b"retry: 1000\n"  # a line of the first event's block: one without data would be taken for an event
     while not gate.draining:
         rings = gate.rings
-        ahead = await gate.read(gate.store.read_on, position, PAGE, interests)
+        ahead = await gate.read(gate.store.read_on, position, size, interests)
         wanted = ahead.events[:left]
         now = time.monotonic()
-        if wanted or now - spoken >= pace.heartbeat:
-            yield b"".join(_framed(each, ahead.damaged.get(each.id)) for each in wanted) or b": still here\n\n"
-            left = None if left is None else left - len(wanted)
-            spoken = now
-            if left == 0:
-                return
+        position, more = ahead.reached, ahead.more
         heard = now if ahead.events else heard
-        position = ahead.reached
-        if not ahead.more:
+        size = min(PAGE, 2 * ahead.looked) if more else PAGE
+        left = None if left is None else left - len(wanted)
+        if wanted or now - spoken >= pace.heartbeat:
+            told = b"".join(_framed(each, ahead.damaged.get(each.id)) for each in wanted) or b": still here\n"
+            del ahead, wanted
+            with gate.streams.held(len(told), hang_up) as page:
+                for start in range(0, len(told), PIECE):
+                    yield told[start : start + PIECE]
+                    page.taken_at = time.monotonic()
+            del told
+            spoken = now
+        if left == 0:
+            return
+        if not more:
             if now - heard >= pace.wait:
                 return
             await gate.rung(rings, min(spoken + pace.heartbeat, heard + pace.wait) - now)
