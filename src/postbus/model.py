@@ -178,6 +178,7 @@ class Event:
 
     `id` is its place in the one sequence; `uid` the producer's key for it. `status` and what follows tell of the
     subscription asked about (`default` unless said); `status` is None where that subscription never wanted it.
+    `retry_count` is how often it was tried again, or is about to be: at most `max_retries`, of a dead letter as well.
     `deliveries` and `logs` are filled by `get`.
     """
 

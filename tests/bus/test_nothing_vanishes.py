@@ -79,7 +79,7 @@ def test_a_handlers_policy_may_contradict_the_buss(
     bus.subscribe("*", kind_of(fail), retry=theirs)
     with bus:
         event = bus.publish("a", wait=True, timeout=10)
-    assert (event.status, event.retry_count) == (Status.FAILED, ours.attempts)
+    assert (event.status, event.retry_count) == (Status.FAILED, ours.max_retries)
 
 
 # ── reports ──────────────────────────────────────────────────────────────────────────────────────────────────────────

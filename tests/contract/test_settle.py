@@ -7,7 +7,7 @@ import pytest
 from postbus.errors import LeaseLost
 from postbus.model import AttemptError, Dead, DoneWithErrors, Lease, Outcome, Retry, Status
 from postbus.retry import RetryPolicy
-from postbus.store.contract import Settled, Settlement
+from postbus.store.contract import DeadFilter, Settled, Settlement
 from postbus.testing import FrozenClock
 from tests.contract.stores import DEAD, DONE, FLAWED, LEASE, OUTCOMES, RETRY, Operator, ids, one_try, wanting
 
@@ -436,3 +436,24 @@ def test_neighbours_of_a_settled_event_stay_as_they_are(op: Operator):
     op.settle(held[1], DEAD)
     assert [op.status(event) for event in events] == [Status.PROCESSING, Status.FAILED, Status.PROCESSING]
     assert ids(op.claim(9, "other")) == ids(events)
+
+
+@pytest.mark.parametrize("end", ["failed", "expired", "at once"])
+def test_a_retry_count_counts_retries(op: Operator, end: str):
+    """How often it was tried again, or is about to be: of a dead letter all of its retries, and not one more."""
+    event = op.publish(max_retries=2)
+    counts: list[int] = []
+    for attempt in range(1 if end == "at once" else 3):
+        delivery = op.take()
+        counts.append(delivery.event.retry_count)
+        if end == "expired":
+            op.clock.advance(100)
+            op.store.expire(None, RetryPolicy())
+        else:
+            op.settle(delivery, DEAD if end == "at once" or attempt == 2 else RETRY)
+            op.clock.advance(100)
+    assert counts == list(range(len(counts)))
+    stand = op.stand(event)
+    assert (stand.status, stand.attempt, stand.retry_count) == (Status.FAILED, len(counts), len(counts) - 1)
+    (letter,) = op.store.dead_letters(DeadFilter(), limit=1, offset=0, after=None)
+    assert (letter.attempts, letter.event.retry_count) == (len(counts), len(counts) - 1)

@@ -182,7 +182,7 @@ def test_the_fourth_failure_is_the_last(walk: Walk):
     assert last.headers["content-type"] == "application/problem+json"
     assert walk.http.get(last.json()["type"]).status_code == 200
     event = walk.served.get(event_id)
-    assert has(event, {"status": "FAILED", "retry_count": 4, "max_retries": 3, "next_retry_at": None})
+    assert has(event, {"status": "FAILED", "retry_count": 3, "max_retries": 3, "next_retry_at": None})
     before = walk.rows(event_id)
     again = walk.fail(event_id)
     assert again.status_code == 200

@@ -73,7 +73,6 @@ class Model:
         """End a lease: pending again as a suspect, or dead after the last attempt."""
         item = self.items[key]
         item.rows += 1
-        item.retry_count += 1
         item.due = self.now
         if item.attempt >= item.allowed:
             item.status = Status.FAILED
@@ -82,6 +81,7 @@ class Model:
             item.held = None
         else:
             item.status, item.suspect = Status.PENDING, True
+            item.retry_count += 1
 
     def claimable(self, name: str, *, alone: bool, limit: int) -> list[Key]:
         """Return what a claim must give, in order: one suspect to who holds nothing, else the others."""
@@ -137,7 +137,6 @@ class Model:
                 item.granted += 1
             case Dead():
                 item.status = Status.FAILED
-                item.retry_count += failed
         return {Settled.APPLIED}
 
     def release(self, lease: Lease) -> int:

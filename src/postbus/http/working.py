@@ -164,7 +164,7 @@ async def fail(request: Request, event_id: EventId) -> Response:
     )
     if reported.entry.status is Status.FAILED and not reported.repeated and given.retry:
         error = MaxRetriesExceeded(f"event {event_id} has failed for the last time, and is a dead letter now")
-        counts = {"retry_count": reported.max_retries, "max_retries": reported.max_retries}
+        counts = {"retry_count": reported.retry_count, "max_retries": reported.max_retries}
         told = {"error": "Max retries exceeded", **counts, **wire.problem_of(error)}
         return reply(told, 400, "application/problem+json")
     return reply(wire.failure_json(reported))

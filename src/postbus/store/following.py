@@ -151,7 +151,7 @@ class Following:
             *told[-1],
         )
         way = (event.type, ",".join(sorted(event.tags)), event.priority)
-        self._db.run("log_end", (*end, burial.execution_time_ms, *way, created, created, self._now, count, errors))
+        self._db.run("log_end", (*end, burial.execution_time_ms, *way, created, created, self._now, count - 1, errors))
 
     def _park(self, step: Step, events: Sequence[Event]) -> None:
         name = step.subscription

@@ -12,14 +12,14 @@ import orjson
 
 from postbus.clock import from_micros
 from postbus.errors import Conflict, LeaseLost, NotFound, UnsafeStore
-from postbus.model import Action, AttemptError, Dead, Done, DoneWithErrors, Lease, Retry, State, Status
+from postbus.model import Action, AttemptError, Dead, Done, DoneWithErrors, Lease, Outcome, Retry, State, Status
 from postbus.retry import RetryPolicy
 from postbus.store.contract import Claim, Settled, Settlement
 from postbus.store.records import Held, decode_errors, encode_errors, json_array
 from postbus.store.routes import Selection
 from postbus.store.session import Row, Session
 
-__all__ = ["CHUNK", "Candidate", "Finished", "Leases", "Share", "Taken", "ending"]
+__all__ = ["CHUNK", "Candidate", "Finished", "Leases", "Share", "Taken", "ending", "retries"]
 
 EXACT_ROUTES: Final = 64
 ROTATING_ROUTES: Final = 32
@@ -271,7 +271,7 @@ class Leases:
             row.created_at,
             row.ready_at,
             row.claimed_at,
-            row.retry_count + (isinstance(told.outcome, Dead) and row.state == State.LEASED),
+            row.retry_count,
             errors,
         )
 
@@ -332,24 +332,32 @@ class Leases:
         return {Lease(row.event_id, row.subscription, row.epoch): row for row in held}
 
     def _fail(self, row: Held, told: Settlement, error: AttemptError, due: int) -> None:
-        """Make it pending again. An attempt already counted as expired is not counted twice."""
-        counted = row.retry_count + (row.state == State.LEASED)
+        """Make it pending again."""
         route = self._variant(row.route, solo=False)
         self._put(
             "end_attempt",
-            (route, due, due, self._now, self._epoch(), counted, self._with(row, error), row.event_id, row.subscription,
-             row.epoch),
+            (route, due, due, self._now, self._epoch(), retries(row, told.outcome), self._with(row, error),
+             row.event_id, row.subscription, row.epoch),
         )  # fmt: skip
         self._log(row, Action.FAILED, Status.PENDING, told.worker_id, error=error, told=told)
 
     def _bury(self, row: Held, told: Settlement, error: AttemptError) -> None:
         """Make it a dead letter, with the row in the audit log that tells its whole story."""
-        counted = row.retry_count + (row.state == State.LEASED)
         route = self._variant(row.route, solo=False)
         errors = self._with(row, error)
         self._put(
             "bury",
-            (route, self._now, self._epoch(), counted, errors, self._now, row.event_id, row.subscription, row.epoch),
+            (
+                route,
+                self._now,
+                self._epoch(),
+                row.retry_count,
+                errors,
+                self._now,
+                row.event_id,
+                row.subscription,
+                row.epoch,
+            ),
         )
         self._put("log_end", self._end_row(told, row, errors))
 
@@ -486,6 +494,14 @@ class Leases:
 
 
 _NOTHING: Final = (None, None, None, None)
+
+
+def retries(row: Held, outcome: Outcome) -> int:
+    """Return how often an event was, or is about to be, tried again once an attempt has ended so: not after the last.
+
+    An attempt that had expired was counted then.
+    """
+    return row.retry_count + (isinstance(outcome, Retry) and row.state == State.LEASED)
 
 
 def ending(told: Settlement) -> tuple[str, str, AttemptError | None]:

@@ -9,7 +9,7 @@ from postbus.errors import LeaseLost, NotFound
 from postbus.model import Action, Dead, Done, DoneWithErrors, Lease, LogEntry, Outcome, Retry, State, Status
 from postbus.retry import RetryPolicy
 from postbus.store.contract import Report, Reported, Settlement
-from postbus.store.leases import CHUNK, Finished, Leases, ending
+from postbus.store.leases import CHUNK, Finished, Leases, ending, retries
 from postbus.store.records import Held, log_from_row
 from postbus.store.session import Session
 
@@ -123,9 +123,9 @@ class Reports:
             error.message if error else None,
             told.execution_time_ms,
         )
-        counted = isinstance(row, Held) and isinstance(told.outcome, Retry | Dead) and row.state == State.LEASED
+        tries = retries(row, told.outcome) if isinstance(row, Held) else row.retry_count
         due = now + told.outcome.after if isinstance(told.outcome, Retry) else None
-        return Reported(entry, row.retry_count + counted, policy.max_retries, due)
+        return Reported(entry, tries, policy.max_retries, due)
 
     def _recall(self, report: Report, lease: Lease | None) -> Reported | LeaseLost | NotFound:
         """Return what the very same report had recorded before, or why it comes too late."""

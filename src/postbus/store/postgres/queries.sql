@@ -856,8 +856,8 @@ UPDATE postbus.checkpoints
 -- name: bury_followed
 INSERT INTO postbus.deliveries (event_id, subscription, route, state, tried, due_at, ready_at, created_at, updated_at,
                                 epoch, attempt, retry_count, max_retries, claimed_at, worker_id, errors, died_at)
-VALUES ($1, $2, $3, 2, 2, NULL, postbus.at($4), postbus.at($4), postbus.at($5), $6, $7, $7, $8, postbus.at($5), $9, $10,
-        postbus.at($5))
+VALUES ($1, $2, $3, 2, 2, NULL, postbus.at($4), postbus.at($4), postbus.at($5), $6, $7, $7 - 1, $8, postbus.at($5), $9,
+        $10, postbus.at($5))
 ON CONFLICT (event_id, subscription) DO NOTHING;
 
 -- name: park

@@ -624,7 +624,7 @@ UPDATE checkpoints
 -- name: bury_followed
 INSERT INTO deliveries (event_id, subscription, route, state, tried, due_at, ready_at, created_at, updated_at, epoch,
                         attempt, retry_count, max_retries, claimed_at, worker_id, errors, died_at)
-VALUES (?1, ?2, ?3, 2, 2, NULL, ?4, ?4, ?5, ?6, ?7, ?7, ?8, ?5, ?9, ?10, ?5)
+VALUES (?1, ?2, ?3, 2, 2, NULL, ?4, ?4, ?5, ?6, ?7, ?7 - 1, ?8, ?5, ?9, ?10, ?5)
 ON CONFLICT (event_id, subscription) DO NOTHING;
 
 -- name: park
