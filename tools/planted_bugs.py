@@ -285,6 +285,20 @@ BUGS = (
         "raise translate(self.shown, error) from None",
         "tests/postgres/test_refused.py -k refused_for_good",
         "An address that is refused for good is tried again as a server that is away",
+        "dead-process-forgotten",
+        "store/sql.py",
+        'db.run("named_owners")',
+        'db.run("lease_owners")',
+        "tests/contract/test_liveness.py -k stays_dead_through_housekeeping and sqlite",
+        "Housekeeping removes the file by which a dead process is known while it is still named",
+    ),
+    Bug(
+        "alive-until-shutdown",
+        "store/liveness.py",
+        "if os.getpid() == self._process and not self._is_named():",
+        "if os.getpid() == self._process:",
+        "tests/contract/test_liveness.py -k leaves_a_lease_behind and sqlite",
+        "A worker that stops while a handler runs is no longer known, and its lease is waited for",
     ),
 )
 

@@ -515,10 +515,10 @@ class EventBus:
                 self.store.forget_handlers(self._owner)
             if not done:
                 tell(logging.WARNING, "shutdown_incomplete", held=self._worker.held if self._worker else 0)
+            self._alive.close()  # before the store: it asks for the leases that are left
         finally:
             if self._opened_in:
                 self._store.close()
-            self._alive.close()
             self._finished = done
             self._closed.set()
         return done

@@ -15,10 +15,8 @@ from postbus.store.contract import Finding
 from postbus.telling import age, many
 from postbus.upkeep import recover
 
-__all__ = ["SILENT", "Patient", "again", "leased", "left_behind", "remains", "wrong"]
+__all__ = ["Patient", "again", "leased", "left_behind", "remains", "wrong"]
 
-SILENT: Final = timedelta(minutes=3)
-"""Workers report their handlers every minute; one not heard of for this long is gone, or never ran."""
 STILL: Final = timedelta(seconds=60)
 """How long a follower may stand still although there is something to read: a restart, a slow event, a retry."""
 MOST_LEASES: Final = 1_000
@@ -130,10 +128,8 @@ class Patient:
             yield Finding("workers", ok=True, message=f"{many(len(alive), 'handler')}, none lost")
 
     def _gone(self) -> tuple[HandlerRecord, ...]:
-        long_ago = self.store.now() - SILENT
-        found = self.store.handlers()
-        silent = [each for each in found if each.seen_at < long_ago or self.store.is_dead(each.owner)]
-        return tuple(each for each in silent if each.subscription not in self.stands)  # those have a check of their own
+        gone = [each for each in self.store.handlers() if each.gone]
+        return tuple(each for each in gone if each.subscription not in self.stands)  # those have a check of their own
 
     def lost_leases(self) -> Iterator[Finding]:
         """Find leases that ran out or whose process is dead, and that no worker has taken up."""

@@ -412,6 +412,8 @@ class HandlerRecord:
     worker_id: str
     owner: str
     seen_at: datetime
+    gone: bool = False
+    """Whether its process is known to be dead or, where that cannot be told, has not reported for minutes."""
 
 
 @dataclass(frozen=True, slots=True)

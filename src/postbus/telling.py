@@ -11,8 +11,8 @@ def many(count: int, noun: str) -> str:
 
 
 def age(value: timedelta) -> str:
-    """Return a length of time for people: its two largest units."""
-    left, parts = int(value.total_seconds()), list[str]()
+    """Return a length of time for people: its two largest units. After a clock was set back, not less than 0s."""
+    left, parts = int(max(0.0, value.total_seconds())), list[str]()
     for size, unit in ((86_400, "d"), (3_600, "h"), (60, "m"), (1, "s")):
         count, left = divmod(left, size)
         if count or parts:

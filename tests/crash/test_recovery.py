@@ -1,6 +1,8 @@
 """What a killed process had in its hands is free at once, long before its lease ends."""
 
+import signal
 import time
+from typing import Any
 
 from postbus import EventBus
 from tests.crash.processes import Child, Trial, until
@@ -9,10 +11,10 @@ LONG = {"lease": 3600, "poll_interval": 0.5, "concurrency": 5, "prefetch": 10}
 COUNT = 30
 
 
-def hands_full(trial: Trial) -> Child:
+def hands_full(trial: Trial, **options: Any) -> Child:
     """Return a worker whose handlers all hang, with its prefetch full."""
     trial.publish(["succeed"] * COUNT)
-    worker = trial.start("work", options=LONG, gate=str(trial.folder / "never"))
+    worker = trial.start("work", options=LONG | options, gate=str(trial.folder / "never"))
     until(lambda: len(trial.executions()) == 5, "five handlers hang")
     return worker
 
@@ -54,6 +56,17 @@ def test_a_running_bus_notices_that_its_neighbour_died(trial: Trial):
     began = time.monotonic()
     until(lambda: completed(trial) == COUNT, "the neighbour takes over", seconds=10)
     assert time.monotonic() - began < 5
+    assert trial.verdicts() == []
+
+
+def test_what_a_stopped_worker_could_not_finish_is_free_when_its_process_has_ended(trial: Trial):
+    """A handler that hangs past the shutdown's timeout keeps its lease until then, and no longer (S1.14, I10)."""
+    victim = hands_full(trial, shutdown_timeout=0.2)
+    neighbour = trial.start("work", options=LONG)
+    neighbour.hear()
+    victim.kill(signal.SIGTERM)
+    until(lambda: completed(trial) == COUNT, "the neighbour takes over", seconds=10)
+    assert [row.action for row in trial.database().audit].count("EXPIRED") == 5
     assert trial.verdicts() == []
 
 

@@ -141,7 +141,7 @@ def _disturbed(store: Store, found: Sequence[Subscription]) -> Iterator[str]:
         if each.mode is not Mode.QUEUE and _wants(each):
             yield f"{each.name} would read these events"
     for each in store.handlers():
-        if not store.is_dead(each.owner) and Interest(each.pattern, frozenset(each.tags)).wants(KIND, ()):
+        if not each.gone and Interest(each.pattern, frozenset(each.tags)).wants(KIND, ()):
             yield f"{each.name} in {each.worker_id} would get these events"
 
 

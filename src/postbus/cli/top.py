@@ -19,7 +19,7 @@ from rich.live import Live
 
 from postbus.cli.console import Output, emit, ending_well, line, stdout, table
 from postbus.cli.options import Format, Url, existing_store
-from postbus.doctor import SILENT, Patient
+from postbus.doctor import Patient
 from postbus.errors import StoreUnavailable
 from postbus.model import Checkpoint, HandlerRecord, Stats
 from postbus.store import Store
@@ -114,7 +114,7 @@ class _Viewer:
         patient = Patient.of(self._store, self._url)
         found, now = patient.stats, self._store.now()
         attention = tuple(each for each in patient.findings() if not each.ok)
-        workers = tuple(_workers(self._store.handlers(), now, self._store.is_dead))
+        workers = tuple(_workers(self._store.handlers()))
         self._measure(found)
         rates = {name: tuple(each) for name, each in self._rates.items()}
         return Frame(self._store.url, now, found, workers, rates, attention)
@@ -137,14 +137,14 @@ def _counts(found: Stats) -> dict[str, int]:
     return {IN: found.head} | done | {each.subscription: each.position for each in found.checkpoints}
 
 
-def _workers(handlers: Iterable[HandlerRecord], now: datetime, is_dead: Callable[[str], bool]) -> Iterator[Worker]:
+def _workers(handlers: Iterable[HandlerRecord]) -> Iterator[Worker]:
     by_owner = defaultdict[str, list[HandlerRecord]](list)
     for each in handlers:
         by_owner[each.owner].append(each)
-    for owner, mine in sorted(by_owner.items(), key=lambda item: item[1][0].worker_id):
+    for mine in sorted(by_owner.values(), key=lambda records: records[0].worker_id):
         seen = max(each.seen_at for each in mine)
         names = tuple(sorted({each.name for each in mine}))
-        yield Worker(mine[0].worker_id, names, seen, silent=now - seen > SILENT or is_dead(owner))
+        yield Worker(mine[0].worker_id, names, seen, silent=all(each.gone for each in mine))
 
 
 # ── showing ──────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -9,7 +9,6 @@ from urllib.parse import urlencode
 
 import orjson
 
-from postbus.doctor import SILENT
 from postbus.fingerprint import cause
 from postbus.model import (
     Action,
@@ -139,11 +138,11 @@ def processes(store: Store, running: Iterable[Event] = ()) -> tuple[Process, ...
         Process(
             worker_id,
             tuple(handlers),
-            silent := now - max(each.seen_at for each in handlers),
-            store.is_dead(owner) or silent > SILENT,
+            now - max(each.seen_at for each in handlers),
+            all(each.gone for each in handlers),
             tuple(held.get(worker_id, ())),
         )
-        for (worker_id, owner), handlers in sorted(found.items())
+        for (worker_id, _), handlers in sorted(found.items())
     )
 
 

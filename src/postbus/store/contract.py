@@ -541,7 +541,10 @@ class Store(Protocol):
         ...
 
     def mark_alive(self, owner: str) -> AbstractContextManager[None]:
-        """Let other processes on this host know at once when this one dies."""
+        """Let other processes on this host know at once when this one dies.
+
+        Until the end of the block; of its process, if it leaves a lease, a lead or a registered handler behind.
+        """
         ...
 
     def is_dead(self, owner: str) -> bool:
@@ -832,7 +835,7 @@ class Store(Protocol):
         ...
 
     def handlers(self) -> tuple[HandlerRecord, ...]:
-        """Return what all processes have registered."""
+        """Return what all processes have registered, and whether they live: one answer for whoever shows it."""
         ...
 
     def breaker(self, name: str) -> BreakerState:

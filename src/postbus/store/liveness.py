@@ -7,9 +7,12 @@ import fcntl
 import os
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from types import TracebackType
 from typing import Final
+
+from postbus.errors import PostbusError
 
 __all__ = ["Liveness", "lock"]
 
@@ -24,48 +27,36 @@ class Liveness:
         """Keep the lock files in a folder, made when needed."""
         self._folder = folder
 
-    @contextmanager
-    def holding(self, owner: str) -> Generator[None]:
-        """Be known as alive until the end of the block, or of the process."""
-        process = os.getpid()
-        self._folder.mkdir(parents=True, exist_ok=True)
-        path = self._folder / owner
-        # Locked under another name first: from its first moment on, the file named by the nonce is a locked one.
-        unlocked = path.with_suffix(NEW)
-        lock = os.open(unlocked, os.O_CREAT | os.O_RDWR, 0o644)
-        closing = _closed_in_children(lock)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            unlocked.rename(path)
-            yield
-        finally:
-            if os.getpid() == process:  # a forked child leaves this block too, and its parent is alive
-                with suppress(FileNotFoundError):
-                    path.unlink()
-            closing()
+    def holding(self, owner: str, named: Callable[[], set[str]]) -> AbstractContextManager[None]:
+        """Be known as alive until the end of the block; whoever is `named` in the store then, until its process ends.
 
-    def is_dead(self, owner: str) -> bool:
-        """Return whether a process is surely dead; without its file nothing is known, so False."""
+        A process that leaves a lease behind so counts as dead as soon as it has ended, and the lease is free.
+        """
+        return _Holding(self._folder / owner, named)
+
+    def is_alive(self, owner: str) -> bool | None:
+        """Return whether a process lives; None where there is no file of it, so that it cannot be told."""
         try:
             lock = os.open(self._folder / owner, os.O_RDWR)
         except OSError:
-            return False
+            return None
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Shared, so that of two who ask at the same moment neither takes the other for the process.
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            return False
+            return True
         finally:
             os.close(lock)
-        return True
+        return False
 
-    def sweep(self, holding: Callable[[], set[str]]) -> None:
-        """Remove the files of dead processes, unless they still hold leases: those are needed to free them."""
+    def sweep(self, named: Callable[[], set[str]]) -> None:
+        """Remove the files of dead processes, except of those `named` in the store: without one, they seem alive."""
         if not self._folder.is_dir():
             return
-        dead = [path for path in self._folder.iterdir() if self.is_dead(path.name) and not self._is_new(path)]
-        holders = holding() if dead else set[str]()
+        dead = [each for each in self._folder.iterdir() if self.is_alive(each.name) is False and not self._is_new(each)]
+        kept = named() if dead else set[str]()
         for path in dead:
-            if path.name not in holders:
+            if path.name not in kept:
                 path.unlink(missing_ok=True)
 
     @staticmethod
@@ -74,6 +65,42 @@ class Liveness:
         try:
             return path.suffix == NEW and time.time() - path.stat().st_mtime < YOUNG_SECONDS
         except FileNotFoundError:
+            return True
+
+
+class _Holding(AbstractContextManager[None]):
+    """A locked file. No generator: one that nobody leaves would remove the file when it is collected."""
+
+    def __init__(self, path: Path, named: Callable[[], set[str]]) -> None:
+        self._path = path
+        self._named = named
+        self._process = os.getpid()
+
+    def __enter__(self) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        # Locked under another name first: from its first moment on, the file named by the nonce is a locked one.
+        unlocked = self._path.with_suffix(NEW)
+        lock = os.open(unlocked, os.O_CREAT | os.O_RDWR, 0o644)
+        self._closing = _closed_in_children(lock)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            unlocked.rename(self._path)
+        except OSError:
+            self._closing()
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # A forked child leaves this block too, and its parent is alive.
+        if os.getpid() == self._process and not self._is_named():
+            self._path.unlink(missing_ok=True)
+            self._closing()
+
+    def _is_named(self) -> bool:
+        try:
+            return self._path.name in self._named()
+        except PostbusError:  # then it may be
             return True
 
 

@@ -80,6 +80,8 @@ __all__ = ["Kind", "SqlStore", "Won", "kind"]
 R = TypeVar("R")
 DEDUP_WINDOW: Final = timedelta(days=7)
 HANDLER_MEMORY: Final = timedelta(days=7)
+SILENT: Final = timedelta(minutes=3)
+"""Workers report their handlers every minute; one on another host that has not for this long is gone."""
 CHUNK: Final = 1_000
 LOAD_CHUNK: Final = 100
 FEW: Final = 8
@@ -332,10 +334,23 @@ class SqlStore(Followed):
             return {row[0] for row in db.run("lease_owners")}
 
     def mark_alive(self, owner: str) -> AbstractContextManager[None]:
-        return self._liveness.holding(owner)
+        return self._liveness.holding(owner, self._named)
 
     def is_dead(self, owner: str) -> bool:
-        return self._liveness.is_dead(owner)
+        return self._liveness.is_alive(owner) is False
+
+    def _named(self) -> set[str]:
+        """Return the nonces of all processes that a lease, a handler or a checkpoint names."""
+        with self._glance() as db:
+            return {row[0] for row in db.run("named_owners")}
+
+    def _is_gone(self, owner: str, silent: timedelta) -> bool:
+        """Return whether a process is gone; where that cannot be told, by how far off its last report is.
+
+        One from the future was made before the clock was set back: who lives has reported since.
+        """
+        alive = self._liveness.is_alive(owner)
+        return abs(silent) > SILENT if alive is None else not alive
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -375,9 +390,9 @@ class SqlStore(Followed):
             return reading.events(subscription, status, wanted, limit=limit, offset=offset, after=after)
 
     def stats(self) -> Stats:
-        dead = {each.owner for each in self.handlers() if self.is_dead(each.owner)}
+        gone = {each.owner for each in self.handlers() if each.gone}
         with self._read() as session:
-            return replace(Reading(session).stats(dead), checkpoints=Positions(session).checkpoints(self.is_dead))
+            return replace(Reading(session).stats(gone), checkpoints=Positions(session).checkpoints(self.is_dead))
 
     @abstractmethod
     def inspect(self, *, deep: bool) -> tuple[Finding, ...]: ...
@@ -642,10 +657,14 @@ class SqlStore(Followed):
 
     def handlers(self) -> tuple[HandlerRecord, ...]:
         with self._read() as session:
-            return tuple(
-                HandlerRecord(identity, name, subscription, pattern, split_tags(tags), worker, owner, from_micros(seen))
-                for identity, name, subscription, pattern, tags, worker, owner, seen in session.db.run("handlers")
+            now, rows = from_micros(session.now), session.db.run("handlers")
+        gone = {row[6]: self._is_gone(row[6], now - from_micros(row[7])) for row in rows}
+        return tuple(
+            HandlerRecord(
+                identity, name, subscription, pattern, split_tags(tags), worker, owner, from_micros(seen), gone[owner]
             )
+            for identity, name, subscription, pattern, tags, worker, owner, seen in rows
+        )
 
     def breaker(self, name: str) -> BreakerState:
         with self._read() as session:
@@ -691,14 +710,14 @@ class SqlStore(Followed):
         def clean(session: Session) -> int:
             db, _, now = session
             removed = db.count("drop_old_uids", (now - DEDUP_WINDOW // timedelta(microseconds=1), TIDY_UIDS))
-            db.run("drop_old_handlers", (now - HANDLER_MEMORY // timedelta(microseconds=1),))
             return removed + tidied(session)
 
-        self._liveness.sweep(self.owners)
-        for owner in {each.owner for each in self.handlers() if self.is_dead(each.owner)}:
-            self.forget_handlers(owner)
         with self._read() as session:
-            crowded = session.db.value("count_routes") > SPARE_ROUTES
+            crowded, now = session.db.value("count_routes") > SPARE_ROUTES, from_micros(session.now)
+        for each in self.handlers():
+            if each.gone and (self.is_dead(each.owner) or abs(now - each.seen_at) > HANDLER_MEMORY):
+                self.forget_handlers(each.owner)
+        self._liveness.sweep(self._named)
         return self._write(clean) + (self._shut_out(_drop_routes) if crowded else 0)
 
     def known(self, uids: Sequence[str]) -> set[str]:

@@ -365,6 +365,11 @@ SELECT event_id, subscription, route, state, postbus.micros(due_at), attempt, re
 -- name: lease_owners
 SELECT DISTINCT owner FROM postbus.deliveries WHERE tried = 1;
 
+-- name: named_owners
+SELECT DISTINCT owner FROM postbus.deliveries WHERE tried = 1
+ UNION SELECT owner FROM postbus.handlers
+ UNION SELECT holder FROM postbus.checkpoints WHERE holder IS NOT NULL;
+
 -- name: tried_routes
 -- Routes with a delivery that is leased (1), or waiting for a retry (0).
 SELECT DISTINCT tried, route FROM postbus.deliveries WHERE tried IN (0, 1) AND subscription = $1;
@@ -457,9 +462,6 @@ DELETE FROM postbus.handlers WHERE owner = $1 AND id = $2;
 
 -- name: forget_owner
 DELETE FROM postbus.handlers WHERE owner = $1;
-
--- name: drop_old_handlers
-DELETE FROM postbus.handlers WHERE seen_at < postbus.at($1);
 
 -- name: handlers
 SELECT id, name, subscription, pattern, tags, worker_id, owner, postbus.micros(seen_at)

@@ -322,7 +322,7 @@ class RemoteStore(DatabaseOnly):
         for part in _parts(handlers, shapes.MOST_SETTLED):
             told = [asdict(each) for each in part]
             for each in told:
-                del each["seen_at"]  # the server's clock says when
+                del each["seen_at"], each["gone"]  # the server says when, and who lives
             self._post(FIGURE, "/store/handlers", {"handlers": told})
 
     def forget_handlers(self, owner: str, ids: Sequence[str] | None = None) -> None:

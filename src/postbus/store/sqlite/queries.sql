@@ -230,6 +230,11 @@ SELECT event_id, subscription, route, state, due_at, attempt, retry_count, max_r
 -- name: lease_owners
 SELECT DISTINCT owner FROM deliveries INDEXED BY deliveries_tried WHERE tried = 1;
 
+-- name: named_owners
+SELECT DISTINCT owner FROM deliveries INDEXED BY deliveries_tried WHERE tried = 1
+ UNION SELECT owner FROM handlers
+ UNION SELECT holder FROM checkpoints WHERE holder IS NOT NULL;
+
 -- name: tried_routes
 -- Routes with a delivery that is leased (1), or waiting for a retry (0).
 SELECT DISTINCT tried, route FROM deliveries INDEXED BY deliveries_tried
@@ -317,9 +322,6 @@ DELETE FROM handlers WHERE owner = ? AND id = ?;
 
 -- name: forget_owner
 DELETE FROM handlers WHERE owner = ?;
-
--- name: drop_old_handlers
-DELETE FROM handlers WHERE seen_at < ?;
 
 -- name: handlers
 SELECT id, name, subscription, pattern, tags, worker_id, owner, seen_at FROM handlers ORDER BY subscription, pattern, id;
