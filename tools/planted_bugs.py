@@ -300,6 +300,22 @@ BUGS = (
         "tests/contract/test_liveness.py -k leaves_a_lease_behind and sqlite",
         "A worker that stops while a handler runs is no longer known, and its lease is waited for",
     ),
+    Bug(
+        "payload-in-error",
+        "handlers.py",
+        'wrong = getattr(self.model, "__name__", self.model), "; ".join(_misfits(error))',
+        'wrong = getattr(self.model, "__name__", self.model), "; ".join([*_misfits(error), repr(event.payload)])',
+        "tests/bus/test_handling.py -k repeats_nothing_of_the_payload and sqlite",
+        "A payload that does not fit its model is quoted in logs and dead letters",
+    ),
+    Bug(
+        "payload-in-traceback",
+        "execution.py",
+        'return INPUT.sub("]", text)',
+        "return text",
+        "tests/bus/test_handling.py -k repeats_nothing_of_the_payload and sqlite",
+        "What pydantic quotes of a payload reaches logs and dead letters",
+    ),
 )
 
 

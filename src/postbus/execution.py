@@ -7,6 +7,7 @@ import inspect
 import logging
 import os
 import random
+import re
 import sys
 import threading
 import time
@@ -52,6 +53,8 @@ R = TypeVar("R")
 CANCELLED: Final = (asyncio.CancelledError, concurrent.futures.CancelledError)
 TRACEBACK_LIMIT: Final = 4_000
 MESSAGE_LIMIT: Final = 2_000
+INPUT: Final = re.compile(r", input_value=(?:.*, input_type=.*\]|(?s:.*?), input_type=.*\]|.*)")
+"""What pydantic quotes in the text of a ValidationError: on one line, over several, or cut off."""
 DONE: Final = Done()
 UNWATCHED: Final = contextlib.nullcontext()
 
@@ -567,18 +570,19 @@ def overdue(handler: Handler) -> TimeoutError:
 def describe(error: BaseException | str, delivery: Delivery, handler: str | None = None) -> AttemptError:
     """Return what is kept of an error: its type, message and the tail of its traceback, made safe to store.
 
+    Values that pydantic quotes are left out, wherever in a chain or a group of errors: they are parts of the payload.
     When it was is told by the store, as it records it.
     """
     if isinstance(error, str):
         kind, message, trace = "Error", error, None
     else:
-        kind, message, trace = type(error).__name__, _message(error), _trace(error)
+        kind, message, trace = type(error).__name__, _message(error), clean(_trace(error))[-TRACEBACK_LIMIT:]
     return AttemptError(
         type=kind,
         message=clean(message)[:MESSAGE_LIMIT],
         attempt=delivery.attempt,
         worker_id=delivery.worker_id,
-        traceback=None if trace is None else clean(trace),
+        traceback=trace,
         handler=handler,
     )
 
@@ -595,9 +599,9 @@ def _trace(error: BaseException) -> str:
     while frames is not None and frames.tb_next is not None and _is_ours(frames.tb_frame.f_code.co_filename):
         frames = frames.tb_next  # what a reader wants begins in the handler
     try:
-        return "".join(traceback.format_exception(type(error), error, frames))[-TRACEBACK_LIMIT:]
+        return "".join(traceback.format_exception(type(error), error, frames))
     except Exception:  # noqa: BLE001  a handler's exception may be broken itself
-        return "".join(traceback.format_tb(error.__traceback__))[-TRACEBACK_LIMIT:]
+        return "".join(traceback.format_tb(error.__traceback__))
 
 
 def _is_ours(file: str) -> bool:
@@ -605,5 +609,5 @@ def _is_ours(file: str) -> bool:
 
 
 def clean(text: str) -> str:
-    """Return text that every store can keep: no NUL, no lone surrogates."""
-    return text.replace("\0", "\N{SYMBOL FOR NULL}").encode(errors="backslashreplace").decode()
+    """Return text that every store can keep, and that quotes no payload: no NUL, no lone surrogates."""
+    return INPUT.sub("]", text).replace("\0", "\N{SYMBOL FOR NULL}").encode(errors="backslashreplace").decode()

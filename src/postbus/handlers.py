@@ -2,7 +2,7 @@
 
 import inspect
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final, Literal, NamedTuple, get_args
@@ -80,7 +80,15 @@ class Handler:
         try:
             return replace(event, payload=adapter.validate_python(event.payload))
         except ValidationError as error:
-            raise Discard(f"the payload does not fit {getattr(self.model, '__name__', self.model)}: {error}") from None
+            model, wrong = getattr(self.model, "__name__", self.model), "; ".join(_misfits(error))
+            raise Discard(f"the payload does not fit {model}: {wrong}") from None
+
+
+def _misfits(error: ValidationError) -> Iterator[str]:
+    """Yield what is wrong and where, without the value: this goes to logs, where payloads have no business."""
+    for each in error.errors(include_url=False, include_context=False, include_input=False):
+        place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in each["loc"])
+        yield f"{place.removeprefix('.') or 'payload'}: {each['msg']}"
 
 
 def make_handler(

@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from postbus import Context, Discard, Event, EventBus, LeaseLost, RetryPolicy, Status
 from postbus.testing import FrozenClock, drain
@@ -288,6 +288,38 @@ def test_a_payload_that_does_not_fit_is_a_dead_letter_at_once(still: EventBus, m
     assert letter.attempts == 1
     assert model.__name__ in letter.errors[0].message
     assert "order_id" in letter.errors[0].message
+
+
+@pytest.mark.parametrize("way", ["model", "in the handler", "chained", "in a group", "quoted"])
+def test_an_error_of_validation_repeats_nothing_of_the_payload(
+    still: EventBus, caplog: pytest.LogCaptureFixture, way: str
+):
+    """Place and reason are kept, the value is not: neither in the dead letter nor in the log (I17)."""
+
+    def handle(event: Event) -> None:
+        try:
+            Order.model_validate(event.payload)
+        except ValidationError as error:
+            match way:
+                case "chained":
+                    raise LookupError("no such order") from error
+                case "in a group":
+                    raise ExceptionGroup("two", [KeyError("one"), ExceptionGroup("inner", [error])]) from error
+                case "quoted":
+                    raise ValueError(f"wrong: {error}") from None
+                case _:
+                    raise
+
+    still.subscribe("*", handle, model=Order if way == "model" else None, retry=RetryPolicy(max_retries=0))
+    still.publish("a", {"order_id": 7, "items": [{"card": "4111"}]})
+    drain(still)
+    (letter,) = still.dlq.list()
+    (error,) = letter.errors
+    told = f"{error.message} {error.traceback}"
+    assert "Input should be a valid string" in told
+    assert "items[0]: " in told if way == "model" else "items.0" in told
+    assert "4111" not in told + caplog.text
+    assert "4111" not in str([vars(each) for each in caplog.records])
 
 
 def test_the_context_tells_of_the_run(still: EventBus, clock: FrozenClock, caplog: pytest.LogCaptureFixture):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from postbus.errors import Discard, RetryLater
-from postbus.execution import Execution, Ownership, Report, Run
+from postbus.execution import Execution, Ownership, Report, Run, describe
 from postbus.handlers import Handlers, make_handler
 from postbus.model import AttemptError, Dead, Delivery, Done, DoneWithErrors, Retry
 from postbus.retry import RetryPolicy
@@ -279,6 +279,23 @@ def test_each_failure_is_one_log_entry(execution: Execution, caplog: pytest.LogC
     assert (fields["event_id"], fields["subscription"], fields["attempt"]) == (1, "default", 4)
     assert (fields["error_type"], fields["error_message"]) == ("ValueError", "oops")
     assert fields["then"] == {"retry": "dead", "record": "recorded"}[on_error]
+
+
+@pytest.mark.parametrize(
+    ("message", "kept"),
+    [
+        ("x [type=int, input_value='s]', input_type=str]\nmore", "x [type=int]\nmore"),
+        ("x [type=int, input_value='s, input_type=str] s', input_type=str]", "x [type=int]"),
+        ("x [type=int, input_value=<Table\n s\n s>, input_type=Table[int]]\nmore", "x [type=int]\nmore"),
+        ("x [type=int, input_value={'card': s", "x [type=int]"),
+        ("a 1 [type=int, input_value=s, input_type=str]\nb 2 [type=str, input_value=s, input_type=int]",
+         "a 1 [type=int]\nb 2 [type=str]"),
+    ],
+)  # fmt: skip
+def test_what_pydantic_quotes_is_left_out(message: str, kept: str):
+    """On one line, over several, cut off, or pretending to have ended: the rest of the text stays (I17)."""
+    assert describe(ValueError(message), delivery()).message == kept
+    assert describe(message, delivery()).message == kept
 
 
 def test_who_no_longer_owns_a_run_tells_nothing(execution: Execution, caplog: pytest.LogCaptureFixture):
