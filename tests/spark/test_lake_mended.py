@@ -1,6 +1,7 @@
 """The lake beside others: an ingest, a compaction, a writer that was killed or has lost its hold."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,34 @@ def test_what_killed_writers_left_goes_and_no_only_copy(tmp_path: Path):
     assert left() == {named, old, pruned, unread}
     manifest.tidy(Span("log", 6, 9))
     assert left() == {named, old, pruned}
+
+
+def test_the_work_of_a_compaction_grows_with_its_entries_and_not_with_their_square(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Each entry is added to its group, and compared, a few times, however many there are (P.3)."""
+    steps, count = [0], 3_000
+
+    class Size(int):
+        def __add__(self, other: int) -> int:
+            steps[0] += 1
+            return int(self) + other
+
+        __radd__ = __add__
+
+    def alike(one: Entry, other: object) -> bool:
+        steps[0] += 1
+        return isinstance(other, Entry) and one.segment == other.segment
+
+    entries = [replace(entry(after, after + 1), bytes=Size(1)) for after in range(count)]
+    monkeypatch.setattr(Manifest, "all", lambda _: entries)
+    monkeypatch.setattr(Manifest, "tidy", lambda _: None)
+    monkeypatch.setattr(Entry, "__eq__", alike)
+    lake = Lake(tmp_path)
+    assert [len(group) for group in lake.joinable(Stream.EVENTS, size=count - 1)] == [count - 1]
+    lake.sweep()
+    assert len(lake._touched(Stream.EVENTS, range(1, count, 2))) == count / 2
+    assert count <= steps[0] <= 10 * count
 
 
 def test_the_names_of_all_folders_are_on_disk_before_a_store_is_pruned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

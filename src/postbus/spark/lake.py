@@ -4,6 +4,7 @@
 # Arrow comes without types.
 import logging
 import os
+from bisect import bisect
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -231,7 +232,8 @@ class Lake:
         entries = self.manifests[stream].entries()
         if stream is Stream.AUDIT:
             return entries if ids else []
-        return [each for each in entries if any(each.after < one <= each.through for one in ids)]
+        ordered = sorted(ids)
+        return [each for each in entries if bisect(ordered, each.after) < bisect(ordered, each.through)]
 
     def _blank(
         self, spark: SparkSession, stream: Stream, entry: Entry, ids: Sequence[int], check: Check | None
@@ -354,8 +356,9 @@ class Lake:
     def _sweep(self, manifest: Manifest, grace: timedelta) -> None:
         """Remove what was replaced long ago, and the entries of those who were killed before they removed them."""
         current = manifest.entries()
+        kept = {each.segment for each in current}
         for each in manifest.all():
-            if each not in current:
+            if each.segment not in kept:
                 manifest.forget(each)
         for each in current:
             if datetime.now(UTC) - datetime.fromisoformat(each.written_at) >= grace:
@@ -385,13 +388,14 @@ def _blanks(stream: Stream) -> tuple[str, dict[str, Column]]:
 def _groups(entries: Sequence[Entry], size: int) -> Generator[list[Entry]]:
     """Yield neighbours that together are no larger than `size`, two or more."""
     group: list[Entry] = []
+    held = 0
     for each in entries:
-        joins = group and each.after == group[-1].through and sum(one.bytes for one in group) + each.bytes <= size
-        if not joins:
+        if not (group and each.after == group[-1].through and held + each.bytes <= size):
             if len(group) > 1:
                 yield group
-            group = []
+            group, held = [], 0
         group.append(each)
+        held += each.bytes
     if len(group) > 1:
         yield group
 
