@@ -5,7 +5,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from postbus.model import AttemptError, Dead, Done
 from postbus.pattern import Interest
 from postbus.payload import draft
 from postbus.retry import RetryPolicy
-from postbus.store import open_store
+from postbus.store import exists, open_store
 from postbus.store.contract import Claim, DeadFilter, Settlement, Step, WouldWait
 from postbus.store.sqlite import connection as connection_module
 from postbus.store.sqlite.connection import require_safe_sqlite
@@ -168,12 +168,57 @@ def test_a_missing_folder_is_refused(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "url", ["sqlite:///:memory:", "sqlite://", "sqlite:///", "sqlite://host/x.db", "mysql://x/y", "bus.db", ""]
+    "url",
+    [
+        "sqlite:///:memory:",
+        "sqlite://",
+        "sqlite:///",
+        "sqlite:bus.db",
+        "sqlite://host/x.db",
+        "mysql://x/y",
+        "bus.db",
+        "",
+    ],
 )
 def test_a_url_that_names_no_file_is_refused(url: str):
     """An in-memory database would lose every event, so it is refused too."""
     with pytest.raises(InvalidRequest):
         open_store(url)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("a?mode=ro", "'?' after"),
+        ("a#b.db", "'#' after"),
+        ("100%.db", "'%' after"),
+        ("a%2.db", "'%' after"),
+        ("a\nb.db", r"'\\n' after"),
+        ("bus.db\n", r"'\\n' after"),
+        ("a%0Ab.db", "'%0A' after"),
+        ("a%00b.db", "'%00' after"),
+        ("a%FF.db", "not UTF-8"),
+        ("a\udcff.db", "not UTF-8"),
+        ("loop.db", "loop of symbolic links"),
+        ("loop.db/bus.db", "loop of symbolic links"),
+    ],
+)
+def test_a_url_that_could_mean_another_file_is_refused(tmp_path: Path, name: str, told: str):
+    """What a URL's parser would drop or guess at is named, whoever asks, and nothing is made (I16)."""
+    (tmp_path / "loop.db").symlink_to(tmp_path / "loop.db")
+    for ask in (open_store, exists):
+        with pytest.raises(InvalidRequest, match=told):
+            ask(f"sqlite:///{tmp_path}/{name}")
+    assert [each.name for each in tmp_path.iterdir()] == ["loop.db"]
+
+
+def test_a_file_of_any_name_has_a_url_that_leads_to_it(tmp_path: Path, clock: FrozenClock):
+    """As a store shows its own: with what would mean something else in a URL escaped."""
+    path = tmp_path / "50% of a?b#c é.db"
+    with closing(SqliteStore(path, clock)) as store:
+        publish(store, 1)
+        with closing(open_store(store.url)) as again:
+            assert again.stats().events == 1
 
 
 # ── patience ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -1,11 +1,14 @@
 """Where the bus lives: one contract, and a store for each kind of database."""
 
+import errno
+import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from postbus.clock import Clock, SystemClock
 from postbus.errors import InvalidRequest
@@ -31,6 +34,8 @@ __all__ = [
 
 POSTGRES: Final = frozenset({"postgresql", "postgres"})
 SERVERS: Final = frozenset({"http", "https"})
+NOT_IN_PATH: Final = re.compile(r"[?#\x00-\x1f\x7f]|%(?![0-9A-Fa-f]{2})|%[01][0-9A-Fa-f]|%7[Ff]")
+"""In the path of a SQLite URL: what begins options, control characters, bare or escaped, and % without two digits."""
 
 
 def open_store(
@@ -142,10 +147,24 @@ def _path(url: str) -> Path:
             raise InvalidRequest("this needs the database itself: give its sqlite:/// or postgresql:// URL")
         scheme = url.partition(":")[0] if ":" in url else ""
         raise InvalidRequest(f"postbus knows sqlite:///, postgresql:// and http:// URLs, not {scheme[:20] or 'this'!r}")
-    parts = urlsplit(url)
-    path = unquote(parts.path.removeprefix("/"))
-    if parts.netloc or not path:
+    text = url.removeprefix("sqlite:///")
+    if text in (url, ""):
         raise InvalidRequest("a SQLite URL has three slashes and a file: sqlite:///shop.db")
+    if found := NOT_IN_PATH.search(text):
+        raise InvalidRequest(
+            f"a SQLite URL names a file and takes no options: {found[0]!r} after {text[: found.start()]!r} is not "
+            "allowed; in the name of a file write % as %25, ? as %3F and # as %23"
+        )
+    try:
+        path = unquote(text, errors="strict")
+        path.encode()
+    except UnicodeError:
+        raise InvalidRequest("the file name in a SQLite URL is not UTF-8 after its %-escapes are decoded") from None
+    try:
+        os.stat(path)  # noqa: PTH116  what it says of a loop is the same in every Python
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise InvalidRequest(f"{path} is a loop of symbolic links: name a file") from None
     if path == ":memory:":
         raise InvalidRequest("an in-memory database would lose every event: name a file")
     return Path(path)

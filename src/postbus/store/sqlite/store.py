@@ -42,6 +42,7 @@ __all__ = ["SqliteStore"]
 R = TypeVar("R")
 APPLICATION_ID: Final = int.from_bytes(b"post")
 """Set by the first migration: it tells our file from another program's."""
+ESCAPED: Final = str.maketrans({"%": "%25", "?": "%3F", "#": "%23"})
 CREATED: Final = re.compile(r"^CREATE TABLE (\w+)", re.MULTILINE)
 MAX_READERS: Final = 8
 MAX_REMEMBERED: Final = 1_000
@@ -59,7 +60,7 @@ class SqliteStore(SqlStore):
 
     def __init__(self, path: Path, clock: Clock, *, auto_migrate: bool = True) -> None:
         """Open the file, making and migrating it if allowed; raise UnsafeStore, SchemaMismatch, StoreUnavailable."""
-        self.url = f"sqlite:///{path}"
+        self.url = f"sqlite:///{str(path).translate(ESCAPED)}"
         path = path.resolve()  # as SQLite does: by whatever name or from wherever, what lies beside it is found there
         super().__init__(Liveness(path.with_name(path.name + "-alive")))
         self._path = path
