@@ -187,6 +187,7 @@ class Execution:
     policy: RetryPolicy
     lease: timedelta
     chance: random.Random
+    process: int = field(default_factory=os.getpid)
     left_behind: set[threading.Thread] = field(default_factory=set[threading.Thread])
     """Threads whose plain handler, beside async ones, did not return in time."""
     breakers: dict[str, BreakerState] = field(default_factory=dict[str, BreakerState])
@@ -194,8 +195,7 @@ class Execution:
     probes: set[Lease] = field(default_factory=set[Lease])
     """The leases of deliveries that are half-open probes."""
     settled: set[Lease] = field(default_factory=set[Lease])
-    """The leases settled in the transaction of their handlers: they are gone, and not lost."""
-    process: int = field(default_factory=os.getpid)
+    """The leases that are settled, or are being so, and still held: they are gone, and not lost."""
     lost: set[Lease] = field(default_factory=set[Lease])
     """The leases that are known to have passed to another: what has not begun under one of them does not."""
 

@@ -279,6 +279,8 @@ class Worker:
         if not batch:
             return 1.0
         probe("settling")
+        # From here on a lease is gone as soon as the commit is through: a heartbeat must not call it lost.
+        self._execution.settled.update(each.delivery.lease for each in batch)
         try:
             self._settle_or_bury(batch)
         except BaseException:
@@ -366,7 +368,8 @@ class Worker:
         """Extend all leases in one statement, every third of the shortest; remember those that are lost."""
         held = list(self._held)
         passed = self._store.extend(held, self._lease) if held else ()
-        lost = {lease for lease in passed if lease in self._held and lease not in self._execution.settled}
+        # In this order: a lease is let go before it is forgotten that it was settled.
+        lost = {lease for lease in passed if lease not in self._execution.settled and lease in self._held}
         for lease in lost - self._execution.lost:
             tell(logging.WARNING, "lease_lost", **lease._asdict())
         self._execution.lost = lost

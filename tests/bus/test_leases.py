@@ -1,6 +1,7 @@
 """Leases of a running worker: kept alive by heartbeats, few at a time, lost without harm."""
 
 import threading
+from asyncio import CancelledError
 from collections.abc import Callable
 from typing import Any
 
@@ -40,6 +41,33 @@ def test_an_async_handler_longer_than_its_lease_runs_once(make_bus: Callable[...
     with one, two:
         event = one.publish("a", wait=True, timeout=10)
     assert runs == [event.id]
+
+
+@pytest.mark.parametrize("way", ["works", "fails", "is cancelled"])
+def test_a_heartbeat_beside_a_settlement_calls_no_lease_lost(
+    bus: EventBus, probes: Callable[..., None], caplog: pytest.LogCaptureFixture, way: str
+):
+    """Between the commit and the worker's noting it, the lease is gone and was not lost (S2.5, I8)."""
+    ran: list[int] = []
+
+    def handle(event: Event) -> None:
+        ran.append(event.id)
+        if way == "fails":
+            raise ValueError
+        if way == "is cancelled" and len(ran) == 1:
+            raise CancelledError
+
+    def beat(name: str) -> None:
+        if name == "settled" and bus._worker is not None:
+            bus._worker._heartbeat_turn()
+
+    bus.subscribe("*", handle, retry=RetryPolicy(max_retries=1, base_delay=0))
+    probes(beat)
+    with bus:
+        bus.publish("a")
+        bus.wait_idle(timeout=10)
+    assert len(ran) == (1 if way == "works" else 2)
+    assert "lease_lost" not in [record.msg for record in caplog.records]
 
 
 def test_a_subscriptions_shorter_lease_is_kept_alive_too(make_bus: Callable[..., EventBus]):
