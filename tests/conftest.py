@@ -1,6 +1,7 @@
 """What every test stands on: a clean environment, Hypothesis profiles, and a way to wait without sleeping."""
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +18,9 @@ from tests.quick_spark import start_quickly
 LONGEST = 10.0
 LONG = ("spark/test_torture", "/spark/", "pipeline")
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # So a shell starts what runs in the background (`make test &`), and children would inherit it, deaf to Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 start_quickly()
 settings.register_profile("here", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", parent=settings.get_profile("here"), derandomize=True)

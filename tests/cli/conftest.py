@@ -26,6 +26,8 @@ PROGRAM = Path(sys.executable).with_name("postbus")
 URL = "sqlite:///shop.db"
 ON_TERMINAL = "import os, sys; os.login_tty(0); os.execv(sys.argv[1], sys.argv[1:])"
 PATIENCE = 60.0
+MOST_TOLD = 2_000
+"""How much of what a terminal has shown is told of a failure: `top` shows a screen ten times a second."""
 
 
 @pytest.fixture(autouse=True)
@@ -109,7 +111,8 @@ class Terminal:
         """Read until a pattern is shown; return what it stands for."""
         deadline = time.monotonic() + PATIENCE
         while (found := re.search(pattern, self.shown)) is None:
-            assert self._read(0.1) or time.monotonic() < deadline, f"{pattern!r} is not in {self.shown!r}"
+            self._read(0.1)
+            assert time.monotonic() < deadline, f"{pattern!r} is not in {self.shown[-MOST_TOLD:]!r}"
         return found[0]
 
     def _read(self, seconds: float) -> bool:
@@ -121,7 +124,8 @@ class Terminal:
         """Wait until the program ends by itself; return its exit code and what was still shown."""
         deadline = time.monotonic() + PATIENCE
         while self.process.poll() is None:
-            assert self._read(0.02) or time.monotonic() < deadline, f"it does not end, and has shown {self.shown!r}"
+            self._read(0.02)
+            assert time.monotonic() < deadline, f"it does not end, and has shown {self.shown[-MOST_TOLD:]!r}"
         while self._read(0):
             pass
         return self.process.returncode, self.shown

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from postbus import Event, EventBus
+from postbus.store.postgres.connection import Address
+from postbus.store.postgres.listen import Notifier
 from postbus.store.postgres.reader import PostgresReader
 from tests.postgres.server import query
 
@@ -159,6 +161,17 @@ def test_a_follower_that_outlasts_its_shutdown_listens_no_more(url: str, eventua
         assert not bus.shutdown(timeout=0.2)
     readers = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
     eventually(lambda: not query(url, f"{readers} AND query LIKE '%events WHERE id > $1%'"))
+
+
+def test_a_notice_that_outlasts_the_closing_leaves_no_connection(url: str, eventually: Eventually):
+    """Whoever closes does not wait for long, and what is under way then hangs up itself."""
+    notifier = Notifier(Address.of(url))
+    with notifier._busy:
+        notifier.tell_soon()
+        notifier.close()
+    eventually(lambda: not notifier._loop._thread.is_alive())
+    notifier.tell()
+    assert notifier._db.lost
 
 
 def test_a_busy_follower_takes_what_it_is_told(url: str, monkeypatch: pytest.MonkeyPatch):

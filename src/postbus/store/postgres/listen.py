@@ -63,6 +63,7 @@ class Listener:
         self._ring = ring
         self._connection: psycopg.Connection[Row] | None = None
         self._probed = 0.0
+        self._closed = False
         self._closing = os.pipe()
         self._loop = Loop("listen", self._turn)
         self._loop.start()
@@ -79,6 +80,8 @@ class Listener:
             except psycopg.Error:
                 self._hang_up()
                 raise
+        if self._closed:  # and whoever closed it may not have waited so long
+            self._hang_up()
         return 0
 
     def _heard(self, connection: psycopg.Connection[Row]) -> bool:
@@ -114,6 +117,7 @@ class Listener:
 
     def close(self) -> None:
         """Listen no more."""
+        self._closed = True
         os.close(self._closing[1])
         if self._loop.stop(timeout=2 * WAIT):
             os.close(self._closing[0])
@@ -128,6 +132,7 @@ class Notifier:
         self._db = Database(address)
         self._shown = address.shown
         self._busy = threading.Lock()
+        self._closed = False
         self._wanted = False
         self._pace = threading.Lock()
         self._next = 0.0
@@ -157,7 +162,14 @@ class Notifier:
                 on.ready().run("notify")
                 return
             with self._busy:
-                self._db.ready().run("notify")
+                self._notify()
+
+    def _notify(self) -> None:
+        try:
+            self._db.ready().run("notify")
+        finally:
+            if self._closed:  # and whoever closed it may not have waited so long
+                self._db.close()
 
     def tell_soon(self) -> None:
         """Have the others look a moment later; what was committed before this call is told by then."""
@@ -173,11 +185,13 @@ class Notifier:
             self._wanted = False
             with self._pace:
                 self._next = max(self._next, time.monotonic()) + APART
-            self._db.ready().run("notify")
+            self._notify()
         return IDLE
 
     def close(self) -> None:
         """Tell nothing more."""
-        if self._loop.stop(timeout=1):
-            with self._busy:
-                self._db.close()
+        self._closed = True
+        self._loop.stop(timeout=1)
+        if self._busy.acquire(timeout=1):
+            self._db.close()
+            self._busy.release()

@@ -573,7 +573,8 @@ class PostgresStore(SqlStore):
         """Return what wakes other processes, if they are to be; nothing if no thread can be had: they poll, too."""
         if self._listens and self._notifier is None:
             with self._lock, suppress(RuntimeError):
-                self._notifier = self._notifier or Notifier(self._address)
+                if self._notifier is None and not self._closed:
+                    self._notifier = Notifier(self._address)
         return self._notifier
 
     def stats(self) -> Stats:
