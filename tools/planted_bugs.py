@@ -285,6 +285,8 @@ BUGS = (
         "raise translate(self.shown, error) from None",
         "tests/postgres/test_refused.py -k refused_for_good",
         "An address that is refused for good is tried again as a server that is away",
+    ),
+    Bug(
         "dead-process-forgotten",
         "store/sql.py",
         'db.run("named_owners")',

@@ -165,7 +165,7 @@ def test_a_forked_child_cannot_shut_its_parents_bus_down(bus: EventBus):
 
 def test_a_forked_child_does_not_end_its_parents_life(tmp_path: Path):
     """The file that says who is alive stays while the process does that made it (S1.15)."""
-    holding = Liveness(tmp_path).holding("me")
+    holding = Liveness(tmp_path).holding("me", set)
     with holding:
         assert in_a_fork(lambda: holding.__exit__(None, None, None)) == 0
         assert (tmp_path / "me").exists()
