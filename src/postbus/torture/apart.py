@@ -1,7 +1,13 @@
 """Faults that need no crew: what is left of a database after a power cut, a flipped bit, or in a backup."""
 
 import functools
+import gc
+import json
+import os
 import random
+import sqlite3
+import threading
+import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -17,7 +23,7 @@ from postbus.torture.checker import Journal, Verdict
 from postbus.torture.cluster import Cluster, query
 from postbus.torture.powerloss import DROP, KEEP, TEAR, Disk
 
-__all__ = ["Apart", "bit_flip", "power_loss", "restored_backup"]
+__all__ = ["Apart", "bit_flip", "fork_after_open", "power_loss", "replaced_file", "restored_backup"]
 
 Struck = tuple[int, list[Verdict]]
 Apart = Callable[[str, random.Random, Path, int], Iterator[Struck]]
@@ -156,6 +162,138 @@ def _wrong(bus: EventBus, told: dict[int, str]) -> Iterator[Verdict]:
         else:
             if (event.uid, event.payload) != (uid, {"text": "x" * 200}):
                 yield Verdict("damaged", f"event {event_id} reads differently, and nothing tells of damage")
+
+
+# ── forks ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def fork_after_open(store: str, chance: random.Random, folder: Path, strikes: int) -> Iterator[Struck]:
+    """Fork with a bus open; the parent closes it, drops it or goes on while the child publishes."""
+    cluster = Cluster() if store == "postgres" else None
+    try:
+        for number in range(strikes):
+            url = cluster.url() if cluster else f"sqlite:///{folder / f'{number}.db'}"
+            known = _forked(url, chance)
+            yield len(known), list(_all_there(url, known))
+            if cluster is not None:
+                query(url, "DROP SCHEMA postbus CASCADE")
+    finally:
+        if cluster is not None:
+            cluster.remove()
+
+
+def _forked(url: str, chance: random.Random) -> list[tuple[int, str]]:
+    """Return what parent and child were acknowledged, by id and uid."""
+    bus: EventBus | None = EventBus(url)
+    known = list(_acknowledged(bus, "before", chance))
+    own, act = chance.random() < 0.5, chance.choice(("closes", "drops", "goes on"))
+    heard, told = os.pipe()
+    hears, go = os.pipe()
+    if not (child := os.fork()):
+        _in_child(EventBus(url) if own else bus, chance, told, hears)
+    os.close(told)
+    with os.fdopen(heard, encoding="utf-8") as lines:
+        known += json.loads(lines.readline())
+        if act == "goes on":
+            known += _acknowledged(bus, "beside", chance)
+        elif act == "closes":
+            bus.shutdown()
+        bus = None if act == "drops" else bus
+        gc.collect()
+        os.write(go, b".")
+        known += json.loads(lines.readline())
+    os.waitpid(child, 0)
+    for end in (hears, go):
+        os.close(end)
+    if bus is not None:
+        bus.shutdown()
+    return [(event_id, uid) for event_id, uid in known]
+
+
+def _in_child(bus: EventBus, chance: random.Random, told: int, hears: int) -> None:
+    """Publish before and after the parent has done what it does, and end."""
+    try:
+        os.write(told, json.dumps(list(_acknowledged(bus, "child", chance))).encode() + b"\n")
+        os.read(hears, 1)
+        later = [each for turn in range(20) for each in _acknowledged(bus, f"later{turn}", chance)]
+        os.write(told, json.dumps(later).encode() + b"\n")
+    finally:
+        os._exit(0)
+
+
+def _all_there(url: str, known: list[tuple[int, str]]) -> Iterator[Verdict]:
+    """Yield what was acknowledged and is not there, or is under an id that another has too."""
+    if len({event_id for event_id, _ in known}) < len(known):
+        yield Verdict("duplicate", "an id was given twice")
+    with _opened(url) as bus:
+        for event_id, uid in known:
+            try:
+                stored = bus.get(event_id).uid
+            except NotFound:
+                stored = None
+            if stored != uid:
+                yield Verdict("lost", f"event {event_id} ({uid}) was acknowledged")
+
+
+# ── files that are replaced ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def replaced_file(store: str, chance: random.Random, folder: Path, strikes: int) -> Iterator[Struck]:
+    """Remove, rename or replace the file while it is written to, or have another SQLite library drop its locks."""
+    del store
+    for number in range(strikes):
+        place = folder / f"{number}"
+        place.mkdir()
+        known: list[tuple[int, str]] = []
+        found = list(_replaced(place / "bus.db", chance, known))
+        yield len(known), found
+
+
+def _replaced(path: Path, chance: random.Random, known: list[tuple[int, str]]) -> Iterator[Verdict]:
+    bus, refused = EventBus(f"sqlite:///{path}"), threading.Event()
+    known += _acknowledged(bus, "first", chance)
+
+    def publish() -> None:
+        with suppress(UnsafeStore):
+            for turn in range(10_000):
+                known.extend(_acknowledged(bus, f"e{turn}", chance))
+            return
+        refused.set()
+
+    publisher = threading.Thread(target=publish, daemon=True)
+    publisher.start()
+    time.sleep(chance.uniform(0, 0.1))
+    kept = path.with_name("kept.db")
+    for ending in ("", "-wal"):  # the same file under another name, which stays
+        os.link(f"{path}{ending}", f"{kept}{ending}")
+    chance.choice((_remove, _rename, _put_another, _close_by_another))(path)
+    publisher.join(30)
+    if not refused.is_set():
+        yield Verdict("stuck" if publisher.is_alive() else "stale-accepted", "writes to the file were not refused")
+    with suppress(*REFUSED):
+        bus.shutdown()
+    yield from _all_there(f"sqlite:///{kept}", known)
+
+
+def _remove(path: Path) -> None:
+    path.unlink()
+
+
+def _rename(path: Path) -> None:
+    path.rename(path.with_name("elsewhere.db"))
+
+
+def _put_another(path: Path) -> None:
+    EventBus(f"sqlite:///{path.with_name('other.db')}").shutdown()
+    apsw.Connection(str(path.with_name("other.db"))).close()
+    path.with_name("other.db").replace(path)
+
+
+def _close_by_another(path: Path) -> None:
+    """Close the file by Python's own SQLite, which takes itself for the last and removes the WAL."""
+    other = sqlite3.connect(path)
+    other.execute("SELECT count(*) FROM events").fetchall()
+    other.close()
 
 
 # ── backups ──────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -62,6 +62,14 @@ class Stopping(Exception):  # noqa: N818  not an error: it was asked to
     """Raised in a publisher that was told to stop."""
 
 
+class Interrupted(Exception):  # noqa: N818  not an error: what a signal handler raises
+    """Raised in a publisher wherever it is, as Ctrl-C in a console."""
+
+
+def _interrupt(_: int, __: object) -> None:
+    raise Interrupted
+
+
 # ── what events ask for ──────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -86,6 +94,8 @@ def obey(event: Event, attempt: int) -> None:
             PAUSE.wait(2.5 * LEASE)
         case "die":
             os.kill(os.getpid(), signal.SIGKILL)
+        case "fork" if not os.fork():
+            return  # into what its parent was doing, with a copy of all that waits there
         case "hold the lock" if attempt == 1:
             _hold_the_lock(1.5 * LEASE)
         case _:
@@ -121,17 +131,24 @@ class Publisher:
     def run(self) -> None:
         """Publish until told to stop; what nobody answered is asked for again."""
         self._ask_again()
+        signal.signal(signal.SIGUSR1, _interrupt)
         with suppress(Stopping):
             while True:
-                self._look()
-                roll = self._chance.random()
-                if self._transactions and roll < 0.2:
-                    self._publish_beside(undone=roll < 0.06)
-                else:
-                    self._insist(self._made(self._chance.randint(2, 6) if roll > 0.85 else 1))
-                PAUSE.wait(self._chance.uniform(0, 2 * self._pace))
-                self._leave_room()
+                with suppress(Interrupted):  # what it was about to publish may be stored, or not
+                    self._go_on()
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         self.bus.shutdown()
+
+    def _go_on(self) -> None:
+        while True:
+            self._look()
+            roll = self._chance.random()
+            if self._transactions and roll < 0.2:
+                self._publish_beside(undone=roll < 0.06)
+            else:
+                self._insist(self._made(self._chance.randint(2, 6) if roll > 0.85 else 1))
+            PAUSE.wait(self._chance.uniform(0, 2 * self._pace))
+            self._leave_room()
 
     def _leave_room(self) -> None:
         """Let workers catch up: on a slow machine the backlog would grow, and what waits at its end seem stuck."""
@@ -244,7 +261,9 @@ def opened(config: Config) -> EventBus:
         "clock": Wrong(config["clock"]),
         **config["options"],
     }
-    return patiently(lambda: EventBus(config["url"], worker_id=config["name"], auto_migrate=False, **options))
+    bus = EventBus(config["url"], worker_id=config["name"], auto_migrate=False, **options)
+    patiently(lambda: bus.store)
+    return bus
 
 
 def plain(history: History) -> Callable[[Event, Context], None]:

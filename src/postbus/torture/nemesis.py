@@ -22,7 +22,7 @@ import psycopg
 
 from postbus.bus import EventBus
 from postbus.errors import PostbusError
-from postbus.torture.apart import Apart, bit_flip, power_loss, restored_backup
+from postbus.torture.apart import Apart, bit_flip, fork_after_open, power_loss, replaced_file, restored_backup
 from postbus.torture.checker import Verdict
 from postbus.torture.cluster import Bouncer, Cluster
 from postbus.torture.crew import LEASE, PROJECTION, QUEUES
@@ -238,6 +238,27 @@ def slow_handler(play: Play) -> None:
     for queue in QUEUES:
         if len(holders := play.holders(event_id, queue)) != 1:
             play.found.append(Verdict("duplicate", f"event {event_id} in {queue!r} was handled by {holders}"))
+
+
+@fault("handler-forks", "the child ends; handled once in each queue, by the parent")
+def handler_forks(play: Play) -> None:
+    """Have a handler fork, and its child come back out of it."""
+    event_id = play.ask("fork")
+    until(lambda: play.ended(event_id), f"event {event_id} ends")
+
+
+@fault("interrupt", "it goes on; what was under way is stored or not, and no later write waits")
+def interrupt(play: Play) -> None:
+    """Raise an exception in publishers wherever they are, again and again (SIGUSR1)."""
+    for _ in range(30):
+        name = play.pick("publish")
+        play.stage.crew[name].send(signal.SIGUSR1)
+        play.pause(0.03)
+    play.note("30 interrupts")
+    for name in play.stage.playing("publish"):
+        journal = play.stage.folder / "history" / f"{name}.jsonl"
+        known = journal.stat().st_size
+        until(lambda journal=journal, known=known: b'"kind": "ok"' in journal.read_bytes()[known:], f"{name} goes on")
 
 
 @fault("crashing-event", f"a dead letter after {ATTEMPTS} attempts, exactly; its neighbours are handled")
@@ -549,6 +570,18 @@ def _apart(name: str, holds: str, trial: Apart, stores: Sequence[str]) -> None:
     FAULTS[name] = Fault(name, (trial.__doc__ or "").rstrip("."), holds, stores=stores, apart=trial)
 
 
+_apart(
+    "fork-after-open",
+    "what parent and child were acknowledged is there, each under an id of its own",
+    fork_after_open,
+    BOTH,
+)
+_apart(
+    "replaced-file",
+    "what was acknowledged had been stored before; after it every write is refused, and says why",
+    replaced_file,
+    SQLITE,
+)
 _apart(
     "power-loss",
     "what was acknowledged is there, all or nothing of each call; it opens and goes on",

@@ -359,7 +359,12 @@ class Database:
         self._on_rollback()
 
     def ready(self) -> "Database":
-        """Connect, or connect anew if the connection was lost, before a statement outside any transaction."""
+        """Connect, or connect anew if the connection was lost, before a statement outside any transaction.
+
+        A call that was interrupted may have left the connection in a transaction, or waiting for an answer.
+        """
+        if self._connection is not None and not self.idle:
+            self.rollback()
         self.connection  # noqa: B018  the property does it
         return self
 
@@ -368,8 +373,7 @@ class Database:
         self._begin("BEGIN ISOLATION LEVEL READ COMMITTED")
 
     def _begin(self, statement: str) -> None:
-        if self._connection is not None and not self.idle:  # a call that was interrupted in the midst of its rollback
-            self.rollback()
+        self.ready()
         sql = cast("LiteralString", statement + self._settings)
         self._lent = False
         try:
