@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
@@ -21,7 +22,7 @@ from typing import Any, Final
 import psycopg
 
 from postbus.bus import EventBus
-from postbus.errors import PostbusError
+from postbus.errors import PostbusError, StoreUnavailable
 from postbus.torture.apart import Apart, bit_flip, fork_after_open, power_loss, replaced_file, restored_backup
 from postbus.torture.checker import Verdict
 from postbus.torture.cluster import Bouncer, Cluster
@@ -38,6 +39,8 @@ POSTGRES: Final = ("postgres",)
 AHEAD: Final = 3 * LEASE
 """How far, in seconds, a clock jumps that leases are measured by: past the end of each of them."""
 ATTEMPTS: Final = 4
+FROZEN: Final = 30.0
+"""Seconds after which nobody may wait any longer for a server that stands still."""
 POISON: Final[tuple[Any, ...]] = (
     float("nan"),
     float("inf"),
@@ -82,14 +85,14 @@ class Play:
         """Draw one of those who play these roles."""
         return self.chance.choice(self.stage.playing(*roles))
 
-    def ask(self, wish: str) -> int:
+    def ask(self, wish: str, **more: str) -> int:
         """Publish an event that asks its handlers for something; return its id."""
         self._asked += 1
         uid = f"nemesis-{self._asked}"
         bus = EventBus(self.stage.store.url, auto_migrate=False)
         try:
             with self.stage.history.calling("publish", uids=[uid]) as answer:
-                event = bus.publish("trial.1", {"do": wish}, uid=uid)
+                event = bus.publish("trial.1", {"do": wish, **more}, uid=uid)
                 answer["ids"] = [event.id]
         finally:
             bus.shutdown()
@@ -514,6 +517,78 @@ def _set_clock(play: Play, told: str) -> None:
         "CREATE OR REPLACE FUNCTION postbus.now() RETURNS timestamptz LANGUAGE sql VOLATILE PARALLEL SAFE "
         f"AS $$ SELECT {told} $$"
     )
+
+
+# ── the way to the database ──────────────────────────────────────────────────────────────────────────────────────
+
+WORDS: Final = "é ß Ω 漢字"
+
+
+@fault("client-encoding", "text is stored as it was published", stores=POSTGRES)
+def client_encoding(play: Play) -> None:
+    """Have the database tell its clients to speak LATIN1, and end their connections."""
+    rows = play.stage.store.rows
+    name = rows("SELECT current_database()")[0][0]
+    play.note("clients are told to speak LATIN1")
+    rows(f"ALTER DATABASE {name} SET client_encoding = 'LATIN1'")
+    try:
+        rows(
+            "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+        event_id = play.ask("succeed", words=WORDS)
+        play.stage.await_progress()
+        ((told,),) = rows(
+            f"SELECT encode(convert_to(payload ->> 'words', 'UTF8'), 'hex') FROM events WHERE id = {event_id:d}"  # noqa: S608  a number
+        )
+        if told != WORDS.encode().hex():
+            play.found.append(Verdict("phantom", f"event {event_id} was stored with another text: {told}"))
+    finally:
+        rows(f"ALTER DATABASE {name} RESET client_encoding")
+    play.note("clients may speak as they like")
+
+
+@fault(
+    "answer-lost", "the event is returned that is there; StoreUnavailable: it is not", stores=POSTGRES, doors=("ask",)
+)
+def answer_lost(play: Play) -> None:
+    """Cut the connection of a publisher before, during or after its commit, and ask nobody again."""
+    door = play.doors["ask"]
+    for when in Cut:
+        uid = f"answer-{play.chance.getrandbits(40)}"
+        play.note(f"a publisher is cut off: {when.value}")
+        bus = EventBus(door.url(play.stage.store.url), auto_migrate=False)
+        try:
+            door.cut(when, uid)
+            with suppress(StoreUnavailable), play.stage.history.calling("publish", uids=[uid]) as answer:
+                answer["ids"] = [bus.publish("trial.1", {"do": "succeed"}, uid=uid).id]
+        finally:
+            bus.shutdown()
+
+
+@fault("server-frozen", f"nobody waits for longer than {FROZEN:.0f} s; all go on when it does", stores=POSTGRES)
+def server_frozen(play: Play) -> None:
+    """Have PostgreSQL and all of its processes stand still (SIGSTOP) while a publisher asks for something."""
+    cluster = play.stage.store.cluster
+    if cluster is None:
+        raise Late("there is no server")
+    uid = f"frozen-{play.chance.getrandbits(40)}"
+    bus = EventBus(play.stage.store.url, auto_migrate=False)
+
+    def publish() -> None:
+        with suppress(StoreUnavailable), play.stage.history.calling("publish", uids=[uid]) as answer:
+            answer["ids"] = [bus.publish("trial.1", {"do": "succeed"}, uid=uid).id]
+
+    publisher = threading.Thread(target=publish)
+    play.note("the server stands still")
+    with cluster.frozen():
+        publisher.start()
+        publisher.join(FROZEN)
+        if publisher.is_alive():
+            play.found.append(Verdict("stuck", f"a publish waits for a server that has stood still for {FROZEN:.0f} s"))
+    play.note("the server goes on")
+    publisher.join()
+    bus.shutdown()
 
 
 # ── Spark ────────────────────────────────────────────────────────────────────────────────────────────────────────
