@@ -8,10 +8,11 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from postbus import EventBus
+from postbus import EventBus, OutcomeUnknown
 from postbus.store import grant_roles, open_source
 from postbus.store.source import Columns
 from postbus.torture.cluster import Bouncer
+from postbus.torture.proxy import Cut, Proxy
 from tests.postgres.server import Server, query
 
 pytestmark = pytest.mark.skipif(Bouncer.program() is None, reason="pgbouncer is not installed")
@@ -104,3 +105,26 @@ def test_without_a_way_past_the_pooler_it_works_by_looking(pooled: str):
     grant_roles(pooled)
     with open_source(pooled, "postbus.events", Columns("id", "created_at", "payload", "type")) as source:
         assert (source.count(), [row.type for row in source.rows()]) == (1, ["a"])
+
+
+@pytest.mark.parametrize("uid", [None, "u"])
+@pytest.mark.parametrize("when", [Cut.BEFORE, Cut.AFTER])
+def test_what_became_of_a_commit_behind_a_pooler_is_told_only_if_it_shows(
+    url: str, pooled: str, when: Cut, uid: str | None
+):
+    """Nobody can find the session that was to commit: an event that is not there may still come (I1, I3)."""
+    proxy = Proxy(int(pooled.rpartition(":")[2].partition("/")[0]))
+    bus = EventBus(proxy.url(url), direct_url=url, listen=False)
+    try:
+        bus.publish("a")
+        proxy.cut(when, r"COMMIT\x00")
+        if uid is None and when is Cut.BEFORE:
+            with pytest.raises(OutcomeUnknown):
+                bus.publish("b")
+        else:
+            event = bus.publish("b", uid=uid)
+            assert query(url, "SELECT id FROM events WHERE type = 'b'") == [(event.id,)]
+        assert proxy.cuts == 1
+    finally:
+        bus.shutdown()
+        proxy.close()

@@ -12,6 +12,7 @@ from postbus import Discard, EventBus
 from postbus.breaker import Breaker
 from postbus.errors import InvalidRequest, UnsafeStore
 from postbus.store import grant_roles, open_store, roles_script
+from postbus.torture.proxy import Cut, Proxy
 from tests.postgres.server import Server, query
 
 Login = Callable[[str], str]
@@ -81,6 +82,23 @@ def test_a_publisher_publishes_in_every_way(login: Login, url: str):
     assert bus.get(first.id).status == "PENDING"
     bus.shutdown()
     assert query(url, "SELECT count(*) FROM deliveries") == query(url, "SELECT count(*) FROM events") == [(604,)]
+
+
+@pytest.mark.parametrize("when", Cut)
+def test_a_publisher_may_look_what_became_of_a_commit(login: Login, server: Server, url: str, when: Cut):
+    """It ends its own session that was lost, and looks for its event (I1, S4.4)."""
+    user = login("publisher").partition("//")[2].partition("@")[0]
+    proxy = Proxy(server.socket)
+    bus = EventBus(proxy.url(url).replace("//postgres@", f"//{user}@"), auto_migrate=False)
+    try:
+        bus.publish("a")
+        proxy.cut(when, "cut here")
+        event = bus.publish("a", "cut here")
+        assert proxy.cuts == 1
+        assert query(url, "SELECT id FROM events WHERE id > 1") == [(event.id,)]
+    finally:
+        bus.shutdown()
+        proxy.close()
 
 
 def test_a_publisher_can_do_nothing_else(login: Login):

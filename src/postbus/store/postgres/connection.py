@@ -393,7 +393,7 @@ class Database:
         try:
             self.begin()
             yield
-            self.commit()
+            self._end()
         except BaseException:
             self.rollback()
             raise

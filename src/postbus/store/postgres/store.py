@@ -16,7 +16,7 @@ from typing import Any, Final, NoReturn, TypeVar, cast
 import psycopg
 
 from postbus.clock import from_micros
-from postbus.errors import Conflict, InvalidRequest, LeaseLost, NotFound, StoreUnavailable
+from postbus.errors import Conflict, InvalidRequest, LeaseLost, NotFound, PostbusError, StoreUnavailable
 from postbus.model import Done, Event, Stats, Stream
 from postbus.observe import probe
 from postbus.payload import Draft
@@ -267,7 +267,7 @@ class PostgresStore(SqlStore):
         while True:
             try:
                 return appending.stored_before(db.ready(), batches, lost, self._floor)
-            except (psycopg.OperationalError, psycopg.InterfaceError, StoreUnavailable) as error:
+            except (psycopg.Error, PostbusError) as error:
                 db.close()
                 if time.monotonic() > deadline:
                     raise lost from error
