@@ -249,8 +249,8 @@ BUGS = (
     Bug(
         "callers-search-path",
         "store/postgres/connection.py",
-        'connection.execute(f"SET {PATH}")',
-        'connection.execute("SELECT 1")',
+        "THEN pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', false) END",
+        "THEN 'pg_catalog' END",
         "tests/postgres/test_settings.py -k stands_in",
         "Functions of the role's own schemas are called in place of PostgreSQL's",
     ),
