@@ -227,32 +227,27 @@ def test_a_batch_whose_answer_is_lost_is_stored_once_and_acknowledged(url: str, 
     assert query(url, "SELECT count(*), count(DISTINCT uid) FROM events") == [(290, 290)]
 
 
-def test_a_publish_whose_outcome_cannot_be_looked_up_says_so(server: Server, url: str, bus: EventBus, proxy: Proxy):
+def test_a_publish_whose_outcome_cannot_be_looked_up_says_so(server: Server, bus: EventBus, proxy: Proxy):
     """The server is gone with the answer: OutcomeUnknown, never the promise that nothing was stored (I1)."""
     bus.publish("trial.event")
-    set_probe(lambda name: crash(server, proxy, url) if name == "committing" else None)
+
+    def crash() -> None:
+        assert proxy.wait(10)
+        server.stop("immediate")
+
+    crashing = threading.Thread(target=crash)
+    proxy.cut(Cut.DURING, "cut here")
+    crashing.start()
     try:
         with pytest.raises(OutcomeUnknown, match="with a uid"):
-            bus.publish("trial.event", "cut", uid="u")
+            bus.publish("trial.event", "cut here", uid="u")
         with pytest.raises(StoreUnavailable) as refused:
             bus.publish("trial.event")
         assert not isinstance(refused.value, OutcomeUnknown), "nothing was asked of the server"
     finally:
-        set_probe(None)
+        crashing.join()
         server.start()
-    assert bus.publish("trial.event", "cut", uid="u").payload == "cut"
-
-
-def crash(server: Server, proxy: Proxy, url: str) -> None:
-    """Let a publish be sent, but not answered, and the server be gone."""
-    set_probe(None)
-    proxy.cut(Cut.DURING, PUBLISH)
-
-    def stop() -> None:
-        proxy.wait(10)
-        server.stop("immediate")
-
-    threading.Thread(target=stop).start()
+    assert bus.publish("trial.event", "cut here", uid="u").payload == "cut here"
 
 
 def test_a_commit_still_on_its_way_when_the_connection_is_lost_is_not_done_twice(
