@@ -214,6 +214,22 @@ def test_an_event_that_was_none_is_shown_as_one(served: Served):
         {"type": ""},
         {"time": "yesterday"},
         {"time": "2026-01-01T00:00:00"},
+        {"time": "2026-W01-1T00:00:00Z"},
+        {"time": "20260101T000000Z"},
+        {"time": "2026-01-01T00:00:00+0200"},
+        {"time": "2026-01-01 00:00:00Z"},
+        {"time": "2026-01-01_00:00:00Z"},
+        {"time": "2026-01-01T00:00Z"},
+        {"time": "2026-01-01T24:00:00Z"},
+        {"time": "2026-02-30T00:00:00Z"},
+        {"time": "2026-01-01T00:00:61Z"},
+        {"time": "2026-01-01T00:00:00,5Z"},
+        {"time": "2026-01-01T00:00:00+24:00"},
+        {"time": "2026-01-01T00:00:0\u0663Z"},
+        {"time": ""},
+        {"subject": ""},
+        {"dataschema": ""},
+        {"datacontenttype": ""},
         {"Upper": "x"},
         {"with_underscore": "x"},
         {"nested": {"a": 1}},
@@ -295,3 +311,61 @@ def test_text_of_any_kind_comes_back_bare_in_binary_mode(served: Served):
     )
     found = served.http.get(f"/events/{answer.json()['id']}", params={"ce": "binary"})
     assert (found.content, found.headers["content-type"]) == (b'<much wow="xml"/>', "application/xml")
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        "2026-01-02t03:04:05z",
+        "2016-12-31T23:59:60Z",
+        "2026-01-02T03:04:05.123456789-23:59",
+        "2026-01-02T03:04:05+00:00",
+    ],
+)
+def test_a_time_is_rfc_3339_in_all_its_forms(served: Served, moment: str):
+    """Lower case and leap seconds, too; it comes back as it was sent."""
+    body = {"specversion": "1.0", "id": moment, "source": "/time", "type": "t", "time": moment}
+    made = served.http.post("/events", content=json.dumps(body).encode(), headers={"content-type": STRUCTURED})
+    assert made.status_code == 201, made.text
+    told = served.http.get(f"/events/{made.json()['id']}", headers={"accept": STRUCTURED}).json()
+    assert told["time"] == moment
+
+
+def test_an_event_without_data_has_none(served: Served):
+    """In binary mode its body is empty, in structured mode it has no `data`."""
+    body = {"specversion": "1.0", "id": "bare", "source": "/none", "type": "t"}
+    made = served.http.post("/events", content=json.dumps(body).encode(), headers={"content-type": STRUCTURED}).json()
+    assert served.http.get(f"/events/{made['id']}", params={"ce": "binary"}).content == b""
+    assert served.http.get(f"/events/{made['id']}", headers={"accept": STRUCTURED}).json() == body
+
+
+@pytest.mark.parametrize(
+    ("charset", "text"),
+    [("utf-8", "é€"), ("UTF-8", "é€"), ("iso-8859-1", "é"), ('"latin1"', "é"), ("windows-1252", "é€"), ("utf-16", "é")],
+)
+def test_text_is_read_in_the_charset_that_it_names(served: Served, charset: str, text: str):
+    """In every mode; in binary mode it comes back in the same."""
+    coding = charset.strip('"')
+    headers = {"ce-specversion": "1.0", "ce-id": charset, "ce-type": "t"}
+    for kind, data in ((f"text/plain; charset={charset}", text), (f"application/json; charset={charset}", f'"{text}"')):
+        sent = headers | {"content-type": kind, "ce-source": kind}
+        made = served.http.post("/events", content=data.encode(coding), headers=sent)
+        assert (made.status_code, made.json().get("payload")) == (201, text), made.text
+        back = served.http.get(f"/events/{made.json()['id']}", params={"ce": "binary"})
+        assert (back.headers["content-type"], back.content.decode(coding)) == (kind, data)
+    body = {"specversion": "1.0", "id": charset, "source": "/structured", "type": "t", "data": text}
+    for kind, value in ((STRUCTURED, body), (BATCH, [body | {"source": "/batch"}])):
+        content = json.dumps(value, ensure_ascii=False).encode(coding)
+        made = served.http.post("/events", content=content, headers={"content-type": f"{kind}; charset={charset}"})
+        told = made.json()
+        assert (made.status_code, told.get("events", [told])[0]["payload"]) == (201, text)
+
+
+@pytest.mark.parametrize("charset", ["hex", "zip", "unicode_escape", "none-such", "idna", "iso-2022-jp"])
+def test_another_charset_is_refused(served: Served, charset: str):
+    """422: what is not known to be a charset of text is not tried."""
+    binary = {"ce-specversion": "1.0", "ce-id": "c", "ce-source": "/c", "ce-type": "t"}
+    for kind, headers in (("text/plain", binary), (STRUCTURED, {})):
+        sent = headers | {"content-type": f"{kind}; charset={charset}"}
+        answer = served.http.post("/events", content=b"{}", headers=sent)
+        assert (answer.status_code, answer.json()["type"]) == (422, "/problems/invalid-event")

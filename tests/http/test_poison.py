@@ -10,6 +10,7 @@ from typing import Any, Final
 import pytest
 
 from postbus.http import serve
+from postbus.http.app import ROUTES
 from tests.conftest import Crew
 from tests.http.serving import JSON, Served, serving
 from tests.kinds import KINDS
@@ -476,3 +477,45 @@ def test_an_endless_head_is_hung_up_on(served: Served):
             pass
     assert sent < 16_777_216
     assert others_are_served(served)
+
+
+ODD: Final = (
+    b"\xe9=\xff",
+    b"postbus_session=\xe9.99999999999.\xff",
+    b"\x80",
+    b"[",
+    b"Bearer \xe9",
+    b"text/\xff; charset=\xff",
+)
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, bytes]]:
+    """Give a server that asks for tokens, with two events, and the header with one for every scope."""
+    with serving("sqlite", tmp_path_factory.mktemp("guarded"), auth=True, local=False) as served:
+        served.bus.publish_many([{"type": "a"}] * 2)
+        yield served, f"Authorization: Bearer {served.token()}".encode()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["cookie", "authorization", "host", "accept", "last-event-id", "idempotency-key", "content-type", "traceparent",
+     "origin", "ce-specversion", "content-encoding", "sec-fetch-site", "hx-request", "content-length"],
+)  # fmt: skip
+def test_a_header_of_any_bytes_is_no_fault_of_ours(guarded: tuple[Served, bytes], name: str):
+    """On every route, with a token and without: it is refused or passed over, never a 5xx."""
+    served, token = guarded
+    asked = [(method, each.path) for each in ROUTES for method in each.methods or ()]
+    asked += [("GET", f"/dashboard/{each}") for each in ("", "events", "events/1", "dead", "sign-in", "workers")]
+    asked += [("POST", "/dashboard/sign-in"), ("GET", "/events?limit=1"), ("GET", "/dlq?limit=1")]
+    asked = [each for each in asked if each[1] not in ("/stream", "/wake")]
+    for value in ODD:
+        for method, path in asked:
+            for lines in ([], [token]):
+                address = path.replace("{event_id}", "1").replace("{name}", "default")
+                sent = [f"{method} {address} HTTP/1.1".encode(), *lines, name.encode() + b": " + value]
+                sent += [b"Connection: close"] + [b"Host: localhost"] * (name != "host")
+                with served.socket() as connection:
+                    connection.sendall(b"\r\n".join(sent) + b"\r\n\r\n")
+                    answer = connection.recv(65_536)
+                assert not answer or answer.split(b" ")[1][:1] in b"1234", (method, path, value, answer[:400])

@@ -54,7 +54,7 @@ class Sessions:
         ends, _, _ = rest.partition(".")
         if not ends.isdecimal() or len(ends) > 12 or int(ends) < time.time():  # noqa: PLR2004  a moment in seconds
             return None
-        if not hmac.compare_digest(self._sealed(identity, int(ends)), cookie or ""):
+        if not hmac.compare_digest(self._sealed(identity, int(ends)).encode(), (cookie or "").encode()):
             return None
         token = self._refreshed().good(identity)
         return None if token is None else _visitor(token)

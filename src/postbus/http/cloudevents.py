@@ -7,19 +7,28 @@ together; the extension `partitionkey` is its `key`, and `tags` (as in `a,b`) it
 
 import base64
 import binascii
+import codecs
 import hashlib
 import re
 from collections.abc import Mapping
-from datetime import datetime
 from typing import Any, Final
 from urllib.parse import quote, unquote
 
 from postbus.errors import InvalidEventError
-from postbus.http.wire import as_json, moment_json
+from postbus.http.wire import as_json, moment_json, moment_of
 from postbus.model import Event
 from postbus.payload import parse
 
-__all__ = ["BATCH", "STRUCTURED", "from_binary", "from_structured", "is_binary", "to_binary", "to_structured"]
+__all__ = [
+    "BATCH",
+    "STRUCTURED",
+    "from_binary",
+    "from_structured",
+    "in_utf8",
+    "is_binary",
+    "to_binary",
+    "to_structured",
+]
 
 STRUCTURED: Final = "application/cloudevents+json"
 BATCH: Final = "application/cloudevents-batch+json"
@@ -34,6 +43,10 @@ TRACES: Final = ("traceparent", "tracestate")
 _NAME: Final = re.compile(r"[a-z0-9]{1,255}")
 _BARE: Final = re.compile(r"true|false|-?(?:0|[1-9][0-9]{0,9})")
 _MEDIA: Final = re.compile(r"[\w!#$%&'*+.^`|~-]+/[\w!#$%&'*+.^`|~-]+(?:[ \t]*;(?:[\t -~]*[!-~])?)?", re.ASCII)
+_CHARSET: Final = re.compile(
+    r""";[ \t]*charset[ \t]*=[ \t]*"?([\w.:-]{1,40})"?[ \t]*(?:;|$)""", re.ASCII | re.IGNORECASE
+)
+_KNOWN: Final = re.compile(r"utf-8|ascii|iso8859-\d{1,2}|cp125\d|utf-16(?:-[bl]e)?")
 _JSON: Final = re.compile(r"(?:application|text)/(?:[\w.-]+\+)?json")
 
 
@@ -71,9 +84,9 @@ def from_binary(headers: Mapping[str, str], body: bytes) -> dict[str, Any]:
     payload: Any = None
     if body:
         if _is_json(kind or "application/json"):
-            payload = parse(body)
+            payload = parse(in_utf8(body, kind))
         elif (kind or "").lower().startswith("text/"):
-            payload = _text(body)
+            payload = _text(in_utf8(body, kind))
         else:
             payload = base64.b64encode(body).decode()
             metadata[CODED] = "true"
@@ -82,6 +95,29 @@ def from_binary(headers: Mapping[str, str], body: bytes) -> dict[str, Any]:
 
 def _is_json(kind: str) -> bool:
     return _JSON.fullmatch(kind.partition(";")[0].strip().lower()) is not None
+
+
+def in_utf8(body: bytes, kind: str | None) -> bytes:
+    """Return text as UTF-8, whichever charset its kind names; raise InvalidEventError where it is no text in that."""
+    charset = _charset(kind)
+    if charset == "utf-8":
+        return body
+    try:
+        return body.decode(charset).encode()
+    except UnicodeError:
+        raise InvalidEventError(f"the text of this CloudEvent is not {charset}, as its content type says") from None
+
+
+def _charset(kind: str | None) -> str:
+    """Return the name of the charset that a kind of text names, UTF-8 if it names none; raise InvalidEventError."""
+    found = _CHARSET.search(kind or "")
+    try:
+        name = codecs.lookup(found[1]).name if found is not None else "utf-8"
+    except LookupError:
+        name = ""
+    if not _KNOWN.fullmatch(name):
+        raise InvalidEventError("the charset of a CloudEvent is utf-8, us-ascii, iso-8859-…, windows-125… or utf-16")
+    return name
 
 
 def _text(body: bytes) -> str:
@@ -123,12 +159,12 @@ def _check(told: Mapping[str, Any]) -> None:
         if not isinstance(told.get(name), str) or not told[name]:
             raise InvalidEventError(f"a CloudEvent has a non-empty string for {name}")
     for name in ("subject", "time", "datacontenttype", "dataschema"):
-        if not isinstance(told.get(name), str | None):
-            raise InvalidEventError(f"{name} of a CloudEvent is a string")
+        if not isinstance(told.get(name), str | None) or told.get(name) == "":
+            raise InvalidEventError(f"{name} of a CloudEvent is a string that is not empty")
     if (wrong := next((name for name in told if not _NAME.fullmatch(name) or name == "data"), None)) is not None:
         raise InvalidEventError(f"an attribute of a CloudEvent is named by a-z and 0-9, not {wrong!r:.60}")
     if told.get("time") is not None:
-        _check_time(told["time"])
+        moment_of(told["time"])
     if (kind := told.get("datacontenttype")) is not None and not _MEDIA.fullmatch(kind):
         raise InvalidEventError("datacontenttype of a CloudEvent is a media type such as application/json")
 
@@ -141,15 +177,6 @@ def _attribute(name: str, value: object) -> str:
     if isinstance(value, int) and -(1 << 31) <= value < 1 << 31:
         return str(value)
     raise InvalidEventError(f"the attribute {name!r:.60} of a CloudEvent is a string, a boolean or a 32-bit integer")
-
-
-def _check_time(value: object) -> None:
-    try:
-        moment = datetime.fromisoformat(value) if isinstance(value, str) else None
-    except ValueError:
-        moment = None
-    if moment is None or moment.tzinfo is None:
-        raise InvalidEventError("time of a CloudEvent is RFC 3339, with a time zone")
 
 
 def _uid(source: str, identity: str) -> str:
@@ -217,7 +244,8 @@ def to_structured(event: Event) -> dict[str, Any]:
     for name in event.metadata.get(BARE, "").split(","):
         if name in told and name not in TEXTS and _BARE.fullmatch(told[name]):
             told[name] = parse(told[name])
-    told["data" if _coded(event) is None else "data_base64"] = event.payload
+    if event.payload is not None:
+        told["data" if _coded(event) is None else "data_base64"] = event.payload
     return told
 
 
@@ -229,6 +257,11 @@ def to_binary(event: Event) -> tuple[dict[str, str], bytes]:
     headers["content-type"] = kind
     if coded is not None:
         return headers, coded
-    if isinstance(event.payload, str) and not _is_json(kind):
-        return headers, event.payload.encode()
-    return headers, as_json(event.payload)
+    if event.payload is None:
+        return headers, b""
+    text = event.payload if isinstance(event.payload, str) and not _is_json(kind) else as_json(event.payload).decode()
+    try:
+        return headers, text.encode(_charset(kind))
+    except (InvalidEventError, UnicodeEncodeError):  # anybody may write metadata
+        headers["content-type"] = f"{kind.partition(';')[0].strip()}; charset=utf-8"
+        return headers, text.encode()

@@ -51,7 +51,7 @@ async def publish(request: Request) -> Response:
         return await publish_cloudevents(request)
     limit, fields_of = MAX_PAYLOAD + ENVELOPE, plain_fields
     if kind == cloudevents.STRUCTURED:
-        fields_of = structured_fields
+        fields_of = partial(structured_fields, request.headers["content-type"])
     elif cloudevents.is_binary(request.headers):
         limit, fields_of = MAX_PAYLOAD, partial(cloudevents.from_binary, request.headers)
     else:
@@ -67,9 +67,10 @@ def plain_fields(body: bytes) -> dict[str, Any]:
     return given_fields(parsed(body, len(body)))
 
 
-def structured_fields(body: bytes) -> dict[str, Any]:
+def structured_fields(kind: str, body: bytes) -> dict[str, Any]:
     """Return the fields of an event that comes as a CloudEvent in structured mode."""
-    return cloudevents.from_structured(parsed(body, len(body)))
+    text = cloudevents.in_utf8(body, kind)
+    return cloudevents.from_structured(parsed(text, len(text)))
 
 
 async def kept(request: Request, ready: list[Draft]) -> list[Event]:
@@ -233,7 +234,8 @@ async def publish_cloudevents(request: Request) -> Response:
     """Store a batch of CloudEvents, all or none."""
     at = desk(request)
     body = await read_body(request, MAX_BATCH, at.body_seconds)
-    value = await at.gate.read(parsed, body, MAX_BATCH)
+    text = await at.gate.read(cloudevents.in_utf8, body, request.headers["content-type"])
+    value = await at.gate.read(parsed, text, len(text))
     if not isinstance(value, list) or len(value) > MOST_EVENTS:  # pyright: ignore[reportUnknownArgumentType]
         raise InvalidRequest(f"a batch of CloudEvents is a JSON array of up to {MOST_EVENTS}")
     items: list[Any] = value  # pyright: ignore[reportUnknownVariableType]

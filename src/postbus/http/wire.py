@@ -1,6 +1,7 @@
 """The shapes on the wire: what is read from bodies, and how events, leases, audit rows and problems are written."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -44,6 +45,10 @@ __all__ = [
 ]
 
 LARGEST: Final = (1 << 63) - 1
+_MOMENT: Final = re.compile(
+    r"(\d{4}-\d\d-\d\d)[Tt]((?:[01]\d|2[0-3]):[0-5]\d):([0-5]\d|60)(\.\d+)?([Zz]|[+-](?:[01]\d|2[0-3]):[0-5]\d)",
+    re.ASCII,
+)
 Text = Annotated[str, StringConstraints(max_length=65_536)]
 WorkerId = Annotated[str, Field(min_length=1, max_length=255, description="Who works: `{hostname}:{pid}`.")]
 Name = Annotated[str, Field(min_length=1, max_length=255)]
@@ -527,11 +532,14 @@ def fields_of(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def moment_of(text: object, wrong: type[InvalidRequest] = InvalidEventError) -> datetime:
-    """Return the moment meant by RFC 3339 text; raise `wrong` for text that means none."""
+    """Return the moment meant by RFC 3339 text, exactly as that has it; raise `wrong` for any other text."""
+    parts = _MOMENT.fullmatch(text) if isinstance(text, str) else None
     try:
-        found = datetime.fromisoformat(text) if isinstance(text, str) else None
-    except ValueError:
-        found = None
-    if found is None or found.tzinfo is None:
-        raise wrong("a moment is RFC 3339 with a time zone, such as 2030-01-31T12:00:00Z")
-    return found
+        if parts is not None:
+            day, minute, second, fraction, zone = parts.groups(default="")
+            leap = second == "60"
+            found = datetime.fromisoformat(f"{day}T{minute}:{59 if leap else second}{fraction}{zone.upper()}")
+            return found + timedelta(seconds=leap)
+    except (ValueError, OverflowError):  # the 30th of February, or beyond the calendar
+        pass
+    raise wrong("a moment is RFC 3339 with a time zone, such as 2030-01-31T12:00:00Z")
