@@ -88,6 +88,12 @@ class Spans:
             self._carrying.inject(carrier, self._trace.set_span_in_context(span))
         return carrier
 
+    def outgoing(self) -> dict[str, str]:
+        """Return what tells a server of the span at hand; nothing if there is none."""
+        carrier: dict[str, str] = {}
+        self._carrying.inject(carrier)
+        return carrier
+
     def _links(self, carried: Sequence[Mapping[str, str]]) -> "list[Link]":
         """Return links to the spans that are told of, each once."""
         told = {each[PARENT]: each for each in carried if PARENT in each}

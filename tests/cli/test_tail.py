@@ -189,3 +189,20 @@ def test_a_place_that_is_none_is_wrong_usage(options, orders, cli):
 def test_a_subscription_that_is_not_there_is_named(orders, cli):
     """A slip in a name does not wait for ever."""
     assert "there is no subscription 'mial'" in cli("tail", "-f", "--subscription", "mial", expect=1).stderr
+
+
+def test_nothing_that_a_terminal_obeys_comes_through_a_pipe(cli):
+    """Control characters, C1 and turned writing in any field are escaped in JSON and replaced in text."""
+    odd = "a\x9b31m\x7f\u202ee\u2066f\u200fg\u061c\u2028"
+    bus = EventBus(URL)
+    bus.publish("odd", {odd: odd}, title=odd, description=odd, metadata={"k": odd}, key="k", tags=["t"])
+    bus.finalize(bus.poll(), success=False, errors=[Discard(odd)], retry=False)
+    bus.shutdown()
+    asked = [("tail",), ("events", "show", "1"), ("events", "list"), ("dlq", "show", "1"), ("dlq", "list")]
+    for command in asked:
+        for output in ("table", "jsonl"):
+            shown = cli(*command, "--output", output).stdout
+            assert "odd" in shown
+            assert not set(odd) & set(shown) - set("a31mefg"), (command, output)
+    told = json.loads(cli("tail").stdout)
+    assert (told["title"], told["payload"]) == (odd, {odd: odd})

@@ -5,7 +5,9 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from opentelemetry.trace import SpanKind
 
 from postbus import AsyncEventBus, EventBus, RetryPolicy, tracing
 from postbus.observe import bind_events, bound
+from postbus.store.remote.link import Link
 from postbus.tracing import Spans, processing
 from tests.http.serving import serving
 from tests.observability.recording import SITE, spans
@@ -309,3 +312,38 @@ def test_one_trace_goes_through_three_processes(
     entry = next(each for each in entries if each["event"] == "shipping")
     assert (entry["trace_id"], entry["span_id"]) == (shipped["trace"], shipped["span"])
     assert (entry["event_id"], entry["event_type"], entry["attempt"]) == (1, "order.placed", 1)
+
+
+def test_a_remote_bus_asks_within_the_trace_at_hand(provider: TracerProvider):
+    """Each of its own requests tells the server of the span that is active, and of none where there is none."""
+    told: list[str | None] = []
+
+    class Server(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            told.append(self.headers.get("traceparent"))
+            self.send_response(200)
+            self.send_header("content-length", "2")
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        do_POST = do_GET  # noqa: N815  as http.server calls it
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Server) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        link = Link(f"http://127.0.0.1:{server.server_port}", None)
+        try:
+            link.get("/store/span")
+            with provider.get_tracer("test").start_as_current_span("mine") as span:
+                link.post("/events/release", b"{}", again=True)
+            link.get("/store/span")
+        finally:
+            link.close()
+            server.shutdown()
+            thread.join()
+    context = span.get_span_context()
+    carried = f"00-{context.trace_id:032x}-{context.span_id:016x}-"
+    assert [each and each[: len(carried)] for each in told] == [None, carried, None]

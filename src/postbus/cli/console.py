@@ -3,6 +3,7 @@
 import inspect
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -50,6 +51,8 @@ __all__ = [
 
 ENDLESS: Final = 100_000
 """How wide a line may grow where nobody has a screen: nothing is cut off for grep."""
+_COMMANDING: Final = re.compile(r"[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+"""What JSON leaves as it is, and a terminal obeys: DEL, C1 and the controls of writing direction."""
 FILLED_BY_GET: Final = ("deliveries", "logs")
 
 
@@ -137,8 +140,12 @@ def emit(output: Output, data: object, view: Callable[[], Iterable[RenderableTyp
 
 
 def to_json(value: object, indent: int | None = None) -> str:
-    """Return JSON with moments as RFC 3339 in UTC and lengths of time as seconds; integers stay exact."""
-    return json.dumps(value, default=_plain, ensure_ascii=False, indent=indent)
+    """Return JSON with moments as RFC 3339 in UTC and lengths of time as seconds; integers stay exact.
+
+    What would move the cursor, colour the screen or turn text around is escaped: events come from anywhere.
+    """
+    text = json.dumps(value, default=_plain, ensure_ascii=False, indent=indent)
+    return _COMMANDING.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _plain(value: Any) -> Any:

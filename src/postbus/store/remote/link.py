@@ -23,6 +23,7 @@ from postbus.errors import (
     PostbusError,
     StoreUnavailable,
 )
+from postbus.tracing import spans
 
 __all__ = ["Link"]
 
@@ -97,8 +98,7 @@ class Link:
         error that the server tells of, StoreUnavailable where it is not reached, and OutcomeUnknown where it may have
         done what it gave no answer to.
         """
-        headers = {"content-type": "application/json"}
-        return self._ask("POST", path, again=again, seconds=seconds, content=body, headers=headers)
+        return self._ask("POST", path, again=again, seconds=seconds, content=body)
 
     def close(self) -> None:
         """Close all connections."""
@@ -108,12 +108,13 @@ class Link:
 
     def _ask(self, method: str, path: str, *, again: bool, seconds: float, **parts: Any) -> bytes:
         timeout = self._http.Timeout(max(seconds, ANSWER_SECONDS), connect=CONNECT_SECONDS)
+        headers = {"content-type": "application/json"} if "content" in parts else {}
         why, arrived = "", False
         for pause in (*PAUSES, None):
             self._usable()
             began = datetime.now(UTC)
             try:
-                answer = self._client.request(method, path, timeout=timeout, **parts)
+                answer = self._client.request(method, path, timeout=timeout, headers=headers | _traced(), **parts)
             except self._http.TransportError as error:
                 why = str(error) or type(error).__name__
                 arrived |= method == "POST" and not isinstance(error, self._never_left)
@@ -169,6 +170,12 @@ class Link:
         if status in REFUSED:
             return kind(f"{self.url} refuses this: {detail} (the token is taken from token= or POSTBUS_TOKEN)")
         return kind(detail)
+
+
+def _traced() -> dict[str, str]:
+    """Return the headers by which a server's spans belong to the trace at hand."""
+    made = spans()
+    return {} if made is None else made.outgoing()
 
 
 def checked(url: str) -> str:
