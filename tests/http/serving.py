@@ -87,7 +87,7 @@ class Served:
 
     def publish(self, **fields: Any) -> dict[str, Any]:
         """Publish an event, which must work."""
-        answer = self.http.post("/events", json=fields)
+        answer = self.http.post("/events", json={"payload": None} | fields)
         assert answer.status_code == 201, answer.text
         return answer.json()
 

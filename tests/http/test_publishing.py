@@ -205,7 +205,9 @@ def test_a_trace_is_kept_with_the_event(served: Served):
     wanted = {"a": "b", "traceparent": TRACE, "tracestate": "x=1"}
     assert made.json()["metadata"] == wanted
     assert served.take(tags="traced")["metadata"] == wanted
-    many = served.http.post("/events/batch", json=[{}, {}], headers={"traceparent": TRACE}).json()["events"]
+    many = served.http.post(
+        "/events/batch", json=[{"payload": 1}, {"payload": 2}], headers={"traceparent": TRACE}
+    ).json()["events"]
     assert [each["metadata"] for each in many] == [{"traceparent": TRACE}] * 2
     own = one(served, {"metadata": {"traceparent": "mine"}}, traceparent=TRACE)
     assert own.json()["metadata"] == {"traceparent": "mine"}
@@ -258,3 +260,15 @@ def test_what_was_published_is_there_after_the_server_ended(kind: str, tmp_path:
         bus = EventBus(url)
         assert bus.get(made["id"]).payload == {"a": [1, 2.5, "x"]}
         bus.shutdown()
+
+
+def test_an_empty_event_is_refused(served: Served):
+    """422 says what is missing, alone and in a batch; nothing is stored."""
+    before = served.total()
+    for path, content in (("/events", {}), ("/events/batch", [{}])):
+        answer = served.http.post(path, json=content)
+        assert (answer.status_code, answer.json()["type"]) == (422, "/problems/invalid-event")
+        assert answer.json()["detail"].startswith("payload is missing")
+    assert served.total() == before
+    for given in ({"payload": None}, {"type": "a"}):
+        assert served.http.post("/events", json=given).status_code == 201

@@ -233,7 +233,7 @@ def wander(url: str, secret: str) -> str:
             http.get("/stats", headers=headers),
             http.get("/metrics", headers=headers),
             http.get("/events/77", headers=headers),
-            http.post("/events", json={}, headers=headers),
+            http.post("/events", json={"payload": 1}, headers=headers),
             http.get("/stats", headers={"authorization": f"Bearer {secret}x"}),
             http.get("/nothing", headers=headers),
             http.get("/events?limit=x", headers=headers),

@@ -65,11 +65,12 @@ class Body(BaseModel):
 
 
 class Publish(Body):
-    """An event to publish. All but the payload are optional."""
+    """An event to publish. Each field is optional, but not all of them."""
 
     model_config = ConfigDict(
         extra="forbid",
         json_schema_extra={
+            "minProperties": 1,
             "examples": [
                 {
                     "title": "Send Email Notification",
@@ -77,7 +78,7 @@ class Publish(Body):
                     "tags": "email,priority-high,notification",
                     "payload": {"user_id": 12345, "email": "user@example.com", "template": "welcome"},
                 }
-            ]
+            ],
         },
     )
 
@@ -519,6 +520,8 @@ def attempt_error(given: Problems | Failed, worker_id: str) -> AttemptError:
 
 def fields_of(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of an event to publish, as the one validator takes them."""
+    if not given:
+        raise InvalidEventError("payload is missing: the event is empty; send a payload, or at least a type")
     # Null is as good as none, but only for what an event has: a name that it has not is refused, whatever its value.
     fields = {
         name: value for name, value in given.items() if value is not None or name == "payload" or name not in FIELDS
