@@ -341,7 +341,7 @@ def test_an_event_without_data_has_none(served: Served):
 
 @pytest.mark.parametrize(
     ("charset", "text"),
-    [("utf-8", "é€"), ("UTF-8", "é€"), ("iso-8859-1", "é"), ('"latin1"', "é"), ("windows-1252", "é€"), ("utf-16", "é")],
+    [("utf-8", "é€"), ("UTF-8", "é€"), ("iso-8859-1", "é"), ('"latin1"', "é"), ("windows-1252", "é€")],
 )
 def test_text_is_read_in_the_charset_that_it_names(served: Served, charset: str, text: str):
     """In every mode; in binary mode it comes back in the same."""
@@ -361,7 +361,7 @@ def test_text_is_read_in_the_charset_that_it_names(served: Served, charset: str,
         assert (made.status_code, told.get("events", [told])[0]["payload"]) == (201, text)
 
 
-@pytest.mark.parametrize("charset", ["hex", "zip", "unicode_escape", "none-such", "idna", "iso-2022-jp"])
+@pytest.mark.parametrize("charset", ["hex", "zip", "unicode_escape", "none-such", "idna", "iso-2022-jp", "utf-16"])
 def test_another_charset_is_refused(served: Served, charset: str):
     """422: what is not known to be a charset of text is not tried."""
     binary = {"ce-specversion": "1.0", "ce-id": "c", "ce-source": "/c", "ce-type": "t"}

@@ -46,7 +46,7 @@ _MEDIA: Final = re.compile(r"[\w!#$%&'*+.^`|~-]+/[\w!#$%&'*+.^`|~-]+(?:[ \t]*;(?
 _CHARSET: Final = re.compile(
     r""";[ \t]*charset[ \t]*=[ \t]*"?([\w.:-]{1,40})"?[ \t]*(?:;|$)""", re.ASCII | re.IGNORECASE
 )
-_KNOWN: Final = re.compile(r"utf-8|ascii|iso8859-\d{1,2}|cp125\d|utf-16(?:-[bl]e)?")
+_KNOWN: Final = re.compile(r"utf-8|ascii|iso8859-\d{1,2}|cp125\d")
 _JSON: Final = re.compile(r"(?:application|text)/(?:[\w.-]+\+)?json")
 
 
@@ -116,7 +116,7 @@ def _charset(kind: str | None) -> str:
     except LookupError:
         name = ""
     if not _KNOWN.fullmatch(name):
-        raise InvalidEventError("the charset of a CloudEvent is utf-8, us-ascii, iso-8859-…, windows-125… or utf-16")
+        raise InvalidEventError("the charset of a CloudEvent is utf-8, us-ascii, iso-8859-… or windows-125…")
     return name
 
 
