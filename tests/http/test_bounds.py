@@ -141,6 +141,20 @@ def test_streams_that_stand_still_make_room(served: Served, monkeypatch: pytest.
         answer = served.http.get("/stream", params={"after": 0, "limit": 12})
         assert answer.text.count("\nid: ") == 12
         assert eventually(lambda: served.app.state.desk.gate.streams.size == 0)
+        first.settimeout(10)
+        assert is_cut_off(first)
+
+
+def is_cut_off(connection: socket.socket) -> bool:
+    """Return whether what comes has an end."""
+    try:
+        while connection.recv(65_536):
+            pass
+    except ConnectionResetError:
+        pass
+    except TimeoutError:
+        return False
+    return True
 
 
 def test_an_answer_that_nobody_takes_is_dropped(served: Served, monkeypatch: pytest.MonkeyPatch, eventually: Any):
