@@ -4,10 +4,11 @@ from typing import Final
 
 import pytest
 
-__all__ = ["KINDS", "mostly_on_sqlite", "on_sqlite"]
+__all__ = ["KINDS", "MOSTLY_SQLITE", "mostly_on_sqlite", "on_sqlite"]
 
 KINDS: Final = ("postgres", "sqlite")
 on_sqlite: Final = pytest.mark.parametrize("kind", ["sqlite"])
 """For what a server has no like of: files, their locks, and SQL that only SQLite knows."""
-mostly_on_sqlite: Final = pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgres", marks=pytest.mark.slow)])
-"""For what takes long and hardly touches the store: `make prove` runs it on both."""
+MOSTLY_SQLITE: Final = ("sqlite", pytest.param("postgres", marks=pytest.mark.slow))
+"""For what another layer does before or after the store, or what takes long: `make prove` runs it on both."""
+mostly_on_sqlite: Final = pytest.mark.parametrize("kind", MOSTLY_SQLITE)

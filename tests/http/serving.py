@@ -41,7 +41,8 @@ class Served:
         listening = socket.create_server(("127.0.0.1", 0), backlog=128)
         self.port: int = listening.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        self.http = httpx2.Client(base_url=self.url, timeout=PATIENCE, trust_env=False)
+        # No certificates are needed here, and to load them would take longer than to start the server.
+        self.http = httpx2.Client(base_url=self.url, timeout=PATIENCE, trust_env=False, verify=False)
         config = uvicorn.Config(self.app, http=Guarded, log_config=None, access_log=False, server_header=False)
         self._server = _Server(config, self.app)
         self._loop: asyncio.AbstractEventLoop | None = None

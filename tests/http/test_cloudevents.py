@@ -16,7 +16,7 @@ from cloudevents.core.bindings.http import (
 from cloudevents.core.v1.event import CloudEvent
 
 from tests.http.serving import Served, serving
-from tests.kinds import KINDS
+from tests.kinds import MOSTLY_SQLITE
 
 STRUCTURED: Final = "application/cloudevents+json"
 BATCH: Final = "application/cloudevents-batch+json"
@@ -57,7 +57,7 @@ XML_BATCH: Final = [
 ]
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=MOSTLY_SQLITE)
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Give one server to all tests here; each event has an id of its own."""
     with serving(request.param, tmp_path_factory.mktemp("cloudevents")) as served:

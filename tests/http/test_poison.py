@@ -13,7 +13,7 @@ from postbus.http import serve
 from postbus.http.app import ROUTES
 from tests.conftest import Crew
 from tests.http.serving import JSON, Served, serving
-from tests.kinds import KINDS
+from tests.kinds import MOSTLY_SQLITE
 
 NOT_JSON: Final = {
     "NaN": "NaN",
@@ -47,7 +47,7 @@ BAD_UTF8: Final = [b'"\xff"', b'"\xc0\x80"', b'"\xed\xa0\x80"', '"é"'.encode("l
 TEXTS: Final = {"nul": r"a\u0000b", "surrogate": r"\ud800"}
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=MOSTLY_SQLITE)
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Give one server to all tests here: it outlives them."""
     with serving(request.param, tmp_path_factory.mktemp("poison")) as served:

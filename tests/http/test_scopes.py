@@ -13,14 +13,14 @@ from fastapi.routing import APIRoute
 from postbus.http.app import PARTS
 from postbus.tokens import SCOPES, make_token
 from tests.http.serving import JSON, Served, command, place, process, serving
-from tests.kinds import KINDS
+from tests.kinds import MOSTLY_SQLITE
 
 ROUTES: Final = [(method, path) for part in PARTS for method, path in part.scopes]
 REGISTERED: Final = [route for part in PARTS for route in part.routes if isinstance(route, APIRoute)]
 SCOPE: Final = {route: scope for part in PARTS for route, scope in part.scopes.items()}
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=MOSTLY_SQLITE)
 def guarded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Give a server that asks for tokens."""
     with serving(request.param, tmp_path_factory.mktemp("guarded"), auth=True, local=False) as served:

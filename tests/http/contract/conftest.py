@@ -10,6 +10,7 @@ from postbus.store import Store, open_store
 from postbus.testing import FrozenClock
 from tests.contract.stores import Operator, Site, site_of
 from tests.http.serving import Served
+from tests.kinds import MOSTLY_SQLITE
 
 
 class RemoteSite(Site):
@@ -20,6 +21,12 @@ class RemoteSite(Site):
         store = open_store(self.url)
         self._opened.append(store)
         return store
+
+
+@pytest.fixture(params=MOSTLY_SQLITE)
+def kind(request: pytest.FixtureRequest) -> str:
+    """Say which kind of store is behind the server; `tests/contract` holds PostgreSQL to the same, without one."""
+    return request.param
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
+from functools import cache
 from importlib import import_module
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -73,6 +74,7 @@ class Link:
         self._never_left = (self._http.ConnectError, self._http.ConnectTimeout, self._http.PoolTimeout)
         self._client = self._http.Client(
             base_url=self.url,
+            verify=_certificates(),
             headers={} if token is None else {"authorization": f"Bearer {_sendable(token)}"},
             timeout=self._http.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS),
             limits=self._http.Limits(
@@ -199,6 +201,12 @@ def _sendable(token: str) -> str:
     if not token.isascii() or not token.isprintable():
         raise InvalidRequest("the token has a character that no token has: was it read with the end of its line?")
     return token
+
+
+@cache
+def _certificates() -> Any:
+    """Return what this host trusts, read once: for each bus anew it takes longer than many requests."""
+    return _http().create_ssl_context()
 
 
 def _http() -> Any:
