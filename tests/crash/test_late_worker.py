@@ -8,6 +8,7 @@ import pytest
 from postbus import EventBus
 from tests.crash.processes import Trial, until
 
+OUTCOMES = ({"success": True}, {"success": False}, {"success": False, "retry": False}, {"errors": ["late"]})
 SHORT = {"lease": 0.5, "poll_interval": 0.1}
 
 
@@ -30,9 +31,13 @@ def expired(trial: Trial) -> bool:
 
 
 @pytest.mark.parametrize(
-    "outcome", [{"success": True}, {"success": False}, {"success": False, "retry": False}, {"errors": ["late"]}]
+    ("outcome", "finished"),
+    [
+        *((each, True) for each in OUTCOMES),
+        (OUTCOMES[0], False),
+        *(pytest.param(each, False, marks=pytest.mark.slow) for each in OUTCOMES[1:]),
+    ],
 )
-@pytest.mark.parametrize("finished", [True, False])
 def test_late_poller_cannot_settle(trial: Trial, outcome: dict[str, Any], finished: bool):  # noqa: FBT001
     """A poller stopped past its lease gets LeaseLost from `finalize`, and nothing changes (S0.6, I7, I8)."""
     publish_one(trial)
