@@ -52,7 +52,7 @@ def test_what_is_archived_leaves_the_tables(spark: SparkSession, bus: EventBus, 
     bus.finalize(dead, success=False, retry=False, errors=["broken"])
     drain(bus)
     audit = bus.store.span(Stream.AUDIT).head
-    ingest(spark, url, lake, rows=13)
+    ingest(spark, url, lake, rows=20)
     gone = run(spark, bus, url, lake)
     kept = {dead.id, events[20]}
     assert gone[Stream.EVENTS] == 28
@@ -76,7 +76,7 @@ def test_nobody_is_cut_off(spark: SparkSession, bus: EventBus, url: str, tmp_pat
     events = [event.id for event in bus.publish_many([{"type": "a"}] * 20)]
     drain(bus)
     assert [each.through for each in bounds(store, lake, older_than=NOW)] == [0, 0]
-    ingest(spark, url, lake, rows=5)
+    ingest(spark, url, lake, rows=10)
     assert [each.why for each in bounds(store, lake, older_than=NOW)] == [None, None], "nothing follows"
     bus.publish("a")
     (bound, _) = bounds(store, lake, older_than=NOW)

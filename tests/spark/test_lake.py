@@ -185,10 +185,10 @@ def test_compaction_joins_segments_and_loses_nothing(spark: SparkSession, bus: E
     lake = Lake(tmp_path / "lake")
     publish(bus, 30)
     work(bus, 4)
-    ingest(spark, url, lake, rows=5)
+    ingest(spark, url, lake, rows=10)
     before = lake.files()
-    assert lake.compact(spark)[Stream.EVENTS] == (6, 6), "today is not over"
-    assert lake.compact(spark, today=TOMORROW)[Stream.EVENTS] == (6, 1)
+    assert lake.compact(spark)[Stream.EVENTS] == (3, 3), "today is not over"
+    assert lake.compact(spark, today=TOMORROW)[Stream.EVENTS] == (3, 1)
     check(spark, url, lake)
     assert all(Path(file).exists() for file in before)
     publish(bus, 5)
