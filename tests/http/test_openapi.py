@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 
 from tests.http.serving import Served, serving
-from tests.kinds import KINDS
+from tests.kinds import MOSTLY_SQLITE
 
 PROGRAM: Final = Path(sys.executable).with_name("schemathesis")
 SETTINGS: Final = """\
@@ -36,7 +36,7 @@ checks.negative_data_rejection.expected-statuses = [207, 400, 401, 403, 404, 405
 PHASES: Final = "examples,coverage,fuzzing,stateful"
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=MOSTLY_SQLITE)
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Give a server that asks for tokens, and lets nobody wait long."""
     with serving(request.param, tmp_path_factory.mktemp("openapi"), auth=True, local=False) as served:
