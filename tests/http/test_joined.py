@@ -74,7 +74,7 @@ def test_a_head_waits_for_its_body_only_until_the_loop_goes_on(write: Callable[[
 
     async def run() -> list[bytes]:
         wire = Wire()
-        joined = _Joined(wire)  # type: ignore[arg-type]
+        joined = _Joined(wire, lambda: False)  # type: ignore[arg-type]
         write(joined)
         await asyncio.sleep(0)
         assert joined.get_extra_info("peername") == "peername"
