@@ -185,8 +185,8 @@ BUGS = (
     Bug(
         "undone-and-kept",
         "store/committer.py",
-        "            self._connection.rollback()\n            raise\n        finally:",
-        "            self._connection.commit()\n            raise\n        finally:",
+        "                connection.rollback()\n                raise\n",
+        "                connection.commit()\n                raise\n",
         "calm sqlite 1",
         "A transaction that its caller undid is committed",
     ),
@@ -361,10 +361,12 @@ BUGS = (
     Bug(
         "left-in-the-midst",
         "store/postgres/connection.py",
-        "        if self._connection is not None and not self.idle:\n            self.rollback()\n        self.connection  #",
-        "        self.connection  #",
+        "not self.idle:\n            self.rollback()\n        self.connection  #",
+        "False:\n            self.rollback()\n        self.connection  #",
         "interrupt postgres 4",
         "A connection that an interrupt left waiting for an answer is used again",
+    ),
+    Bug(
         "pages-without-a-bound",
         "store/reading.py",
         '    rows = db.rows("events_by_id", (json_array(ids), PAGE_BYTES))\n',

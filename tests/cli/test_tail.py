@@ -196,7 +196,7 @@ def test_nothing_that_a_terminal_obeys_comes_through_a_pipe(cli):
     odd = "a\x9b31m\x7f\u202ee\u2066f\u200fg\u061c\u2028"
     bus = EventBus(URL)
     bus.publish("odd", {odd: odd}, title=odd, description=odd, metadata={"k": odd}, key="k", tags=["t"])
-    bus.finalize(bus.poll(), success=False, errors=[Discard(odd)], retry=False)
+    bus.finalize(bus.poll_many(1)[0], success=False, errors=[Discard(odd)], retry=False)
     bus.shutdown()
     asked = [("tail",), ("events", "show", "1"), ("events", "list"), ("dlq", "show", "1"), ("dlq", "list")]
     for command in asked:

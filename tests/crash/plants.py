@@ -91,7 +91,7 @@ def ack_before_commit() -> None:
 
 def _append_lazily() -> None:
     """Do the same on PostgreSQL, where a small publish is a statement that commits itself."""
-    honest = appending.append_all
+    honest, ready = appending.append_all, PostgresDatabase.ready
     appended = 0
 
     def append_all(db: PostgresDatabase, *rest: Any) -> Any:
@@ -105,6 +105,7 @@ def _append_lazily() -> None:
         return stored
 
     appending.append_all = append_all
+    PostgresDatabase.ready = lambda self: self if self.in_transaction else ready(self)
 
 
 class ForgetfulConnection(apsw.Connection):
