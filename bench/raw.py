@@ -13,6 +13,7 @@ import apsw
 
 from bench import load
 from postbus import EventBus
+from postbus.store import open_store
 
 __all__ = ["insert_batches", "insert_large", "insert_singly"]
 
@@ -80,7 +81,7 @@ def _meaningful(source: apsw.Connection, table: str) -> list[str]:
 
 def _timed(stored: _Stored, warm_up: int) -> float:
     """Return the seconds that all batches but the first few take."""
-    EventBus("sqlite:///raw.db").shutdown()
+    open_store("sqlite:///raw.db").close()
     db = _connect(Path("raw.db"))
     statements = stored.statements()
     for batch in stored.batches[:warm_up]:

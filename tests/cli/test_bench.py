@@ -50,6 +50,7 @@ def test_a_bus_with_other_work_is_refused(reason, cli, data):
             bus.start()
         case _:
             bus.follow("sales")(print)
+            assert bus.followers  # the first use makes the subscription
     before = data("stats")["events"]
     told = cli(*QUICK, "--url", URL, expect=1).stderr
     bus.shutdown()

@@ -35,6 +35,7 @@ def test_one_frame_tells_all_of_it(three_dead, cli, data):
     """Where there is no terminal, one look: depth, followers, workers, and what needs somebody with its remedy."""
     bus = EventBus(URL)
     bus.follow("sales", start="beginning")(print)
+    assert bus.followers  # the first use makes the subscription
     told = cli("top").stdout
     bus.shutdown()
     assert "3 in subscription default" in told

@@ -201,10 +201,10 @@ class Replayed:
                 assert self.status is Status.PENDING
                 assert row.attempt == self.attempt
             case Action.FAILED:
-                # What was already counted as expired is not counted again when the late worker reports.
-                self.retry_count += self.expired != row.epoch
+                # If a retry follows; one that was counted at its expiry is not counted again by the late worker.
+                self.retry_count += self.expired != row.epoch and row.status is Status.PENDING
             case Action.EXPIRED:
-                self.retry_count += 1
+                self.retry_count += row.status is Status.PENDING
                 self.expired = row.epoch
             case Action.RELEASED:
                 self.attempt -= 1

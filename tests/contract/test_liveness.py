@@ -1,5 +1,6 @@
 """Who is alive: known on one host by locked files, elsewhere by the time since a process last reported."""
 
+import shutil
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -22,10 +23,11 @@ MINUTE = timedelta(minutes=1)
 
 @pytest.fixture
 def files(store: Store) -> Path:
-    """Give the folder of the locked files; one that nobody locks is that of a dead process."""
+    """Give the folder of the locked files, empty; one that nobody locks is that of a dead process."""
     assert isinstance(store, SqlStore)
     folder = store._liveness._folder
-    folder.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)  # of one database there are those that the tests before have left
+    folder.mkdir(parents=True)
     return folder
 
 

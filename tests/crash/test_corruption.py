@@ -16,6 +16,7 @@ from typing import Any, Final
 import pytest
 
 from postbus import EventBus, NewEvent, NotFound, PostbusError, StoreUnavailable, UnsafeStore
+from postbus.store import open_store
 from postbus.torture.checker import read_file, replayed_differs
 from tests.crash.processes import Trial
 
@@ -182,7 +183,7 @@ def test_what_is_no_database_is_not_even_opened(
     path = tmp_path / "broken.db"
     path.write_bytes(damage(good[0]))
     with pytest.raises(UnsafeStore, match="backup"):
-        EventBus(f"sqlite:///{path}")
+        EventBus(f"sqlite:///{path}").stats()
     assert path.read_bytes() == damage(good[0])
 
 
@@ -204,7 +205,7 @@ def test_a_damaged_wal_gives_a_clean_prefix_or_is_refused(file_trial: Trial, fli
         (folder / "bus.db").write_bytes(files["bus.db"])
         (folder / "bus.db-wal").write_bytes(damaged)
         try:
-            EventBus(f"sqlite:///{folder / 'bus.db'}").shutdown()
+            open_store(f"sqlite:///{folder / 'bus.db'}").close()
         except CLEAN:
             continue
         database = read_file(folder / "bus.db")

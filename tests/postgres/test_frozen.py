@@ -51,7 +51,7 @@ VERBS: dict[str, Callable[[EventBus], Any]] = {
     "stats": lambda bus: bus.stats(),
     "list": lambda bus: bus.list(),
     "create": lambda bus: bus.subscriptions.create("other", ["*"]),
-    "open": lambda bus: EventBus(bus.settings.url),
+    "open": lambda bus: EventBus(bus.settings.url).stats(),
 }
 
 

@@ -311,7 +311,7 @@ def test_a_store_that_is_away_is_a_clean_error_and_comes_back(
         with pytest.raises(StoreUnavailable):
             bus.publish("trial.event")
         with pytest.raises(StoreUnavailable):
-            EventBus(url)
+            EventBus(url).stats()
         assert time.monotonic() - began < 60
     finally:
         server.start()

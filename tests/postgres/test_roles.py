@@ -199,7 +199,7 @@ def test_whoever_has_no_role_gets_nothing(login: Login, server: Server, url: str
     mine = login("reader")
     run(server.url(), "REVOKE postbus_reader FROM {}", str(conninfo_to_dict(mine)["user"]))
     with pytest.raises(UnsafeStore, match="permission denied for schema"):
-        EventBus(mine, auto_migrate=False)
+        EventBus(mine, auto_migrate=False).stats()
     refused(mine, "SELECT postbus.publish('a')", "SELECT count(*) FROM postbus.events")
 
 
@@ -235,6 +235,7 @@ def test_an_owner_need_not_be_a_superuser(server: Server):
     address = f"{server.url('owned').replace('postgres@', 'shop_owner@')}&schema=owned"
     try:
         bus = EventBus(address)
+        assert bus.publish("first").id == 1
         grant_roles(address)
         grant_roles(address)
         bus.publish_many([{"type": "a", "uid": f"u{n}"} for n in range(200)])

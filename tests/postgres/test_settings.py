@@ -141,7 +141,7 @@ def test_a_database_that_cannot_hold_unicode_is_refused(server: Server, encoding
         made = f"CREATE DATABASE {name} ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0"
         connection.execute(cast("LiteralString", made))
     with pytest.raises(UnsafeStore, match=f"encoding {encoding}.*UTF8"):
-        EventBus(server.url(name))
+        EventBus(server.url(name)).stats()
     with psycopg.connect(server.url(name)) as connection:
         assert connection.execute("SELECT to_regnamespace('postbus')").fetchone() == (None,)
     server.drop(server.url(name))

@@ -17,6 +17,7 @@ from postbus.cli.app import app
 from postbus.model import Stream
 from postbus.spark import Lake
 from postbus.spark.service import Service, serve_health
+from postbus.store import open_store
 from tests.kinds import on_sqlite
 
 pytestmark = on_sqlite
@@ -107,7 +108,7 @@ def test_what_cannot_be_is_said(call: Call, tmp_path: Path):
     """No bus, a file on a cluster, a format that is not there: a line each, nothing made (P.7)."""
     there = ["pipeline", "ingest", "--lake", "lake"]
     assert "there is no bus" in call(*there, "--url", "sqlite:///none.db", code=1).stderr
-    EventBus(f"sqlite:///{tmp_path / 'bus.db'}").shutdown()
+    open_store(f"sqlite:///{tmp_path / 'bus.db'}").close()
     assert "is a file of one host" in call(*there, "--master", "spark://host:7077", code=2).stderr
     assert "has no delta" in call(*there, "--format", "delta", code=2).stderr
     assert not (tmp_path / "lake" / "events" / "data").exists()

@@ -55,6 +55,7 @@ def test_the_bus_goes_by_the_environment(folder: Path, monkeypatch: pytest.Monke
     """Without an argument, POSTBUS_URL says where it lives."""
     monkeypatch.setenv("POSTBUS_URL", "sqlite:///from_environment.db")
     bus = EventBus()
+    bus.publish("a")
     bus.shutdown()
     assert (folder / "from_environment.db").exists()
 

@@ -81,16 +81,18 @@ def test_a_file_of_a_newer_postbus_is_not_opened(tmp_path: Path):
         with pytest.raises(SchemaMismatch, match="upgrade"):
             open_store(f"sqlite:///{path}", auto_migrate=auto_migrate)
     with pytest.raises(SchemaMismatch):
-        EventBus(f"sqlite:///{path}")
+        EventBus(f"sqlite:///{path}").stats()
 
 
 def test_an_empty_file_is_not_migrated_without_leave(tmp_path: Path):
     """In production a missing schema is an operator's business."""
     path = tmp_path / "bus.db"
     with pytest.raises(SchemaMismatch, match="postbus migrate"):
-        EventBus(f"sqlite:///{path}", auto_migrate=False)
+        EventBus(f"sqlite:///{path}", auto_migrate=False).stats()
     open_store(f"sqlite:///{path}").close()
-    EventBus(f"sqlite:///{path}", auto_migrate=False).shutdown()
+    bus = EventBus(f"sqlite:///{path}", auto_migrate=False)
+    assert bus.stats().events == 0
+    bus.shutdown()
 
 
 def test_the_schema_has_the_number_of_its_last_migration(tmp_path: Path):

@@ -41,7 +41,7 @@ def main() -> None:
         except (StoreUnavailable, LeaseLost):
             time.sleep(0.05)
         time.sleep(0.01)
-    bus.shutdown()
+    bus.store.close()  # not `shutdown`: its statements are of the present schema
 
 
 if __name__ == "__main__":
