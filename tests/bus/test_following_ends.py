@@ -165,7 +165,7 @@ def killed(url: str, at: int, retries: int) -> tuple[int, list[str]]:
     return ran.returncode, ran.stdout.split("\n")
 
 
-@pytest.mark.parametrize("retries", [0, 2])
+@pytest.mark.parametrize("retries", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_only_what_was_being_tried_dies_of_it(make_bus: Make, url: str, retries: int):
     """Of a list, the one at which processes end is a dead letter; its neighbours, first or last, are handled (I12)."""
     bus = make_bus()

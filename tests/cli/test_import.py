@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 from postbus import EventBus
+from tests.kinds import mostly_on_sqlite
 from tests.postgres.server import server
 
 TABLE = "orders"
@@ -111,6 +112,7 @@ def test_a_second_run_stores_only_what_is_new(old: Old, data: Callable[..., Any]
     assert len(old.events()) == 4
 
 
+@mostly_on_sqlite
 def test_one_killed_in_the_middle_goes_on_without_copies(
     old: Old, command: Callable[..., Any], data: Callable[..., Any], eventually: Callable[..., Any]
 ):

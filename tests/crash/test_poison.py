@@ -4,6 +4,7 @@ import signal
 
 from postbus import EventBus
 from tests.crash.processes import Trial
+from tests.kinds import mostly_on_sqlite
 
 POISON = 400
 
@@ -35,6 +36,7 @@ def test_of_a_thousand_events_beside_a_killer_exactly_one_dies(trial: Trial):
     assert alone == [POISON + 1], "a neighbour was run more often than the one crash beside it explains"
 
 
+@mostly_on_sqlite
 def test_killers_in_a_row_die_one_by_one(trial: Trial):
     """Several worker-killing events do not drag each other, or anything else, along (S0.8, I12)."""
     trial.publish("die" if number in (3, 4) else "succeed" for number in range(40))

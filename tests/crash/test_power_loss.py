@@ -148,7 +148,7 @@ def promises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Promises:
     return promises
 
 
-@pytest.mark.parametrize("how", [DROP, KEEP])
+@pytest.mark.parametrize("how", [DROP, pytest.param(KEEP, marks=pytest.mark.slow)])
 def test_power_loss_at_any_write_loses_nothing_acknowledged(promises: Promises, tmp_path: Path, how: str):
     """Cut before every step, with all unsynced data gone, or all there: nothing acknowledged is lost (I1, I2, I7)."""
     cuts, disks, results = survey(promises, how, tmp_path / "after")

@@ -21,6 +21,7 @@ from postbus.http import serve as serve_module
 from postbus.http.app import ROUTES
 from tests.conftest import Crew
 from tests.http.serving import Process, Served, place, process, serving
+from tests.kinds import mostly_on_sqlite
 
 LARGE: Final = "x" * 1_000_000
 MB: Final = 1_000_000
@@ -68,6 +69,7 @@ def asking(url: str, path: str) -> Iterator[socket.socket]:
         yield connection
 
 
+@mostly_on_sqlite
 @LINUX
 def test_clients_that_read_nothing_cost_little_memory(kind: str, tmp_path: Path):
     """Six streams of 150 events of 1 MB that nobody reads: below 300 MB, and the next client is served."""
@@ -81,6 +83,7 @@ def test_clients_that_read_nothing_cost_little_memory(kind: str, tmp_path: Path)
         assert memory(server, "VmHWM") < 300 * MB
 
 
+@mostly_on_sqlite
 @LINUX
 def test_no_get_route_takes_much_memory(kind: str, tmp_path: Path):
     """Every GET route, over 200 events of 1 MB, pending, leased and dead: 64 MB at most beyond what there was."""

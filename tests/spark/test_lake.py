@@ -179,6 +179,7 @@ def test_a_lake_of_another_log_is_refused(spark: SparkSession, bus: EventBus, ur
     assert lake.read(spark).count() == 3
 
 
+@pytest.mark.slow  # the pipeline's commands and its page go the same way in the quick tests
 @on_sqlite
 def test_compaction_joins_segments_and_loses_nothing(spark: SparkSession, bus: EventBus, url: str, tmp_path: Path):
     """Days that are over become one segment; readers of the old files have them until they are swept (P.3, I15)."""
@@ -199,8 +200,9 @@ def test_compaction_joins_segments_and_loses_nothing(spark: SparkSession, bus: E
     assert [entry.generation for entry in lake.manifests[Stream.EVENTS].entries()] == [2]
 
 
+@pytest.mark.slow
 @on_sqlite
-@pytest.mark.parametrize("step", [pytest.param("replace", marks=pytest.mark.slow), "forget"])
+@pytest.mark.parametrize("step", ["replace", "forget"])
 def test_a_compaction_that_ends_anywhere_leaves_a_lake(
     spark: SparkSession, bus: EventBus, url: str, tmp_path: Path, step: str, monkeypatch: pytest.MonkeyPatch
 ):
@@ -288,6 +290,7 @@ def test_a_table_of_a_format_that_spark_has_not_is_refused(spark: SparkSession, 
         lake.require_format(spark, "hudi")
 
 
+@pytest.mark.slow  # the pipeline's commands and its page go the same way in the quick tests
 @on_sqlite
 def test_another_format_gets_what_it_lacks(spark: SparkSession, bus: EventBus, url: str, tmp_path: Path):
     """Each row once, whatever it had (P.3): shown with one that every Spark has."""

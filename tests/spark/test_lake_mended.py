@@ -197,6 +197,7 @@ def test_the_names_of_all_folders_are_on_disk_before_a_store_is_pruned(tmp_path:
 # ── with Spark ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 @on_sqlite
 def test_an_ingest_beside_a_union_doubles_nothing(
     spark: SparkSession, bus: EventBus, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -217,6 +218,7 @@ def test_an_ingest_beside_a_union_doubles_nothing(
     assert lake.manifests[Stream.EVENTS].through == events[-1]
 
 
+@pytest.mark.slow
 @on_sqlite
 def test_a_second_compaction_knows_what_the_first_replaced(
     spark: SparkSession, bus: EventBus, url: str, tmp_path: Path
@@ -294,6 +296,7 @@ def test_days_are_utc_whatever_the_session_says(spark: SparkSession, bus: EventB
     assert made.days == ("2026-05-01",)
 
 
+@pytest.mark.slow
 @on_sqlite
 def test_a_stream_that_dies_ends_a_continuous_ingest(
     spark: SparkSession, bus: EventBus, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -318,6 +321,7 @@ def test_a_stream_that_dies_ends_a_continuous_ingest(
         ingest(spark, url, Lake(tmp_path / "lake"), continuous=0.1)
 
 
+@pytest.mark.slow
 @on_sqlite
 def test_an_ingest_killed_before_spark_s_word_goes_on_after_an_archive(
     spark: SparkSession, bus: EventBus, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

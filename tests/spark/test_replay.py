@@ -92,6 +92,7 @@ def test_a_range_over_lake_and_live_table(spark: SparkSession, bus: EventBus, ur
     assert history(spark, url, bus.store, None, Wanted(first=events[12])).count() == 12
 
 
+@pytest.mark.slow
 @mostly_on_sqlite
 def test_a_day_replayed_into_an_empty_bus_makes_the_same_lake(
     spark: SparkSession, bus: EventBus, url: str, tmp_path: Path

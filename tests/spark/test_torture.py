@@ -9,18 +9,19 @@ from postbus.torture.nemesis import FAULTS, Play
 from postbus.torture.trial import run
 
 LAKE = [fault for fault in FAULTS.values() if fault.lake]
+QUICK = ("spark-driver", "archive-crash")
 
 
 @pytest.mark.timeout(1200)
-def test_faults_one_after_another_leave_the_lake_the_log(tmp_path: Path):
+def test_two_faults_one_after_another_leave_the_lake_the_log(tmp_path: Path):
     """Each row once, none missing, whoever dies on the way; what is pruned is in the lake (I14, I15, P.3, P.5).
 
-    On one stage, for a driver takes its time to start: `make prove` has them apart, and on both stores.
+    On one stage, for a driver takes its time to start: `make prove` has all of them, apart and on both stores.
     """
 
     def strike(play: Play) -> None:
-        for each in LAKE:
-            each.strike(play)
+        for name in QUICK:
+            FAULTS[name].strike(play)
 
     result, _ = run(replace(LAKE[0], strike=strike), "postgres", "tests", tmp_path / "stage")
     assert result.verdicts == ()
