@@ -254,7 +254,7 @@ class Address:
                 cursor_factory=psycopg.RawCursor,
             )
             connection.opened = time.monotonic()
-            if self.pooled or "statement_timeout" in str(given.get("options")):
+            if "statement_timeout" in str(given.get("options")):
                 connection.longest = math.inf
             if not self.pooled:
                 self._begin_session(connection)
