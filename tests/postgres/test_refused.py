@@ -10,6 +10,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from postbus import EventBus, InvalidRequest, StoreUnavailable, UnsafeStore
+from postbus.store.postgres import connection as module
 from postbus.store.postgres.connection import KEYWORDS
 from postbus.torture.cluster import Bouncer
 from tests.postgres.server import Server, query
@@ -51,6 +52,18 @@ def test_an_address_that_is_refused_for_good_is_not_a_store_that_is_away(
     with pytest.raises(UnsafeStore, match=f"{told}.*correct") as refused:
         EventBus(wrong(url)).stats()
     assert "wrong" not in str(refused.value)
+
+
+def test_a_connection_that_cannot_be_begun_is_closed(
+    url: str, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
+):
+    """Whoever keeps the error keeps no connection by it, which others would be refused for the sake of (S4.10)."""
+    monkeypatch.setattr(module, "SESSION", "SELECT 1 / 0")
+    with pytest.raises(psycopg.Error, match="division") as kept:
+        EventBus(url).stats()
+    assert kept.value is not None
+    open_ones = "SELECT 1 FROM pg_stat_activity WHERE application_name = 'postbus' AND datname = current_database()"
+    assert eventually(lambda: not query(url, open_ones))
 
 
 def test_a_server_that_is_only_away_is_one(tmp_path: Path):

@@ -7,7 +7,7 @@ import select
 import socket
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
@@ -264,10 +264,12 @@ class Address:
         return connection
 
     def _begin_session(self, connection: Session) -> None:
-        connection.pid, path = connection.execute(SESSION).fetchall()[0]
-        if path is None:
-            connection.close()
-            raise InvalidRequest(POOLER.format(self.shown))
+        with ExitStack() as failed:
+            failed.callback(connection.close)
+            connection.pid, path = connection.execute(SESSION).fetchall()[0]
+            if path is None:
+                raise InvalidRequest(POOLER.format(self.shown))
+            failed.pop_all()
 
 
 def _refused(shown: str, error: psycopg.Error) -> PostbusError | None:
