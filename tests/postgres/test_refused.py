@@ -1,5 +1,6 @@
 """Addresses that cannot work: refused at once, with what is wrong and what to do, and never tried again for good."""
 
+import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -72,6 +73,7 @@ def test_a_server_that_is_only_away_is_one(tmp_path: Path):
         EventBus(f"postgresql://postgres@/x?host={tmp_path}").stats()
 
 
+@pytest.mark.timeout(90)
 def test_a_worker_whose_role_may_no_longer_log_in_ends(url: str):
     """Its process says why, instead of trying for good (S4.10)."""
     query(url, "CREATE ROLE fired SUPERUSER LOGIN")
@@ -83,9 +85,11 @@ def test_a_worker_whose_role_may_no_longer_log_in_ends(url: str):
         query(url, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'fired'")
 
     bus.publish("fire")
+    began = time.monotonic()
     try:
         with pytest.raises(UnsafeStore, match="not permitted to log in"):
             bus.run()
+        assert time.monotonic() - began < 60, "it went on until it was ended, and its shutdown was refused"
     finally:
         query(url, "DROP OWNED BY fired; DROP ROLE fired")
 
