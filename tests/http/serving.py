@@ -19,7 +19,7 @@ from fastapi import FastAPI
 
 from postbus import EventBus
 from postbus.http.app import create_app
-from postbus.http.serve import Guarded, _Server
+from postbus.http.serve import KEEP_ALIVE, Guarded, _Server
 from postbus.tokens import SCOPES, make_token
 from tests.contract.stores import Site, site_of
 from tests.postgres.server import server as postgres
@@ -43,7 +43,14 @@ class Served:
         self.url = f"http://127.0.0.1:{self.port}"
         # No certificates are needed here, and to load them would take longer than to start the server.
         self.http = httpx2.Client(base_url=self.url, timeout=PATIENCE, trust_env=False, verify=False)
-        config = uvicorn.Config(self.app, http=Guarded, log_config=None, access_log=False, server_header=False)
+        config = uvicorn.Config(
+            self.app,
+            http=Guarded,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE,  # with uvicorn's own, whatever should be hung up on would be soon
+        )
         self._server = _Server(config, self.app)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._started = threading.Event()
