@@ -20,6 +20,7 @@ from psycopg.adapt import Transformer
 from psycopg.types.numeric import Int8BinaryDumper
 
 from postbus.errors import (
+    EventBusShutdownError,
     InvalidEventError,
     InvalidRequest,
     OutcomeUnknown,
@@ -342,6 +343,7 @@ class Database:
         self._settings = local if address.pooled else ""
         self._lent = False
         """Whether names are looked up as the role has it, for a statement of the caller's own."""
+        self._retired = False
 
     @property
     def connection(self) -> Session:
@@ -351,6 +353,8 @@ class Database:
             return connection
         if connection is not None:
             self._give_up()
+        if self._retired:
+            raise EventBusShutdownError("the store is closed")
         self._connection = self._address.connect()
         self._prepared.clear()
         return self._connection
@@ -625,6 +629,11 @@ class Database:
         if self._connection is None:
             raise psycopg.OperationalError("the connection was lost")
         return self._connection
+
+    def retire(self) -> None:
+        """Close the connection for good: whoever uses it next is told so, and opens none that nobody would close."""
+        self._retired = True
+        self.close()
 
     def close(self) -> None:
         """Close the connection; the next use opens another."""

@@ -194,7 +194,7 @@ class PostgresStore(SqlStore):
             db.close()
         for committer in (self._publisher, self._claimer, self._settler):
             with committer.hold() as db:
-                db.close()
+                db.retire()
 
     def hurried(self) -> NoReturn:
         raise WouldWait
