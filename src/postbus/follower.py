@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from contextvars import copy_context
 from dataclasses import replace
 from datetime import timedelta
@@ -30,6 +30,7 @@ from postbus.errors import (
     LeaseLost,
     MaxRetriesExceeded,
     NotFound,
+    PostbusError,
     RetryLater,
     StoreUnavailable,
     UnsafeStore,
@@ -84,6 +85,9 @@ class Follower:
         self._unsaved_since = self._took = 0.0
         self._interrupt = threading.Event()
         self._stopping = self._paused = False
+        self._ending = threading.Lock()
+        self._ended = self._outlasts = False
+        """Whether its thread has taken its last turn, and whether `stop` did not wait for that."""
         self._single = follow.instance is InstanceMode.SINGLE
         self._alive = ExitStack()
         self._own: Store | None = None
@@ -94,7 +98,7 @@ class Follower:
         self._left = Leftovers(store, follow, self._worker_id, self._owner)
         self._subscribe()
         self._reader = store.reader()
-        self._following = Loop(f"follow {self._name}", self._turn, self._reader)
+        self._following = Loop(f"follow {self._name}", self._turn, self._reader, at_end=self._end_alone)
         self._beating = Loop(f"lead {self._name}", self._beat)
 
     @classmethod
@@ -153,15 +157,31 @@ class Follower:
         self._interrupt.set()
         done = self._following.stop(timeout)
         self._beating.stop(timeout)
-        if done:
-            self._step_down(resign=True)
-            if self._runner is not None:
-                self._runner.close()
-            self._alive.close()
+        with self._ending:
+            self._outlasts = not (done or self._ended)
+        if not self._outlasts:
+            self._leave()
         self._reader.close()
         if self._own is not None:
             self._own.close()
-        return done
+        return not self._outlasts
+
+    def _leave(self) -> None:
+        """Let another lead, and be known as alive no longer."""
+        try:
+            self._step_down(resign=True)
+        finally:
+            if self._runner is not None:
+                self._runner.close()
+            self._alive.close()
+
+    def _end_alone(self) -> None:
+        """Leave behind a handler that has outlasted `stop`, whose store may be closed by now."""
+        with self._ending:
+            self._ended = True
+        if self._outlasts:
+            with suppress(PostbusError):
+                self._leave()
 
     def run(self) -> None:
         """Start, and block until SIGINT or SIGTERM, or until it has stopped by itself: then raise why."""

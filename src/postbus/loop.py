@@ -76,10 +76,21 @@ class Loop:
     A turn that raises is logged and tried again after a pause that grows: a loop never dies of one bad turn.
     """
 
-    def __init__(self, name: str, turn: Callable[[], float], waiter: Waiter | None = None) -> None:
-        """Prepare a loop that `start` sets going; `waiter` may end a pause early, as `wake` does."""
+    def __init__(
+        self,
+        name: str,
+        turn: Callable[[], float],
+        waiter: Waiter | None = None,
+        *,
+        at_end: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Prepare a loop that `start` sets going; `waiter` may end a pause early, as `wake` does.
+
+        `at_end` is called in its thread behind the last turn, which may come long after `stop` has returned.
+        """
         self._name = name
         self._turn = turn
+        self._at_end = at_end
         self._waiter = waiter or _Doorbell()
         self._stopping = False
         self._failures = 0
@@ -106,6 +117,7 @@ class Loop:
             pause = self._take_turn()
             if not self._stopping:
                 self._pause(pause)
+        self._at_end()
 
     def _pause(self, seconds: float) -> None:
         try:

@@ -167,6 +167,14 @@ def test_a_follower_that_outlasts_its_shutdown_listens_no_more(url: str, eventua
     eventually(lambda: not query(url, f"{readers} AND query LIKE '%events WHERE id > $1%'"))
 
 
+def test_a_follower_that_outlasts_its_shutdown_lets_another_lead_at_its_end(url: str, eventually: Eventually):
+    """What it holds past its handler nobody else would let go of, as long as its process lives (S4.7, I10)."""
+    with busy_follower(url) as bus:
+        assert not bus.shutdown(timeout=0.2)
+    ours = "SELECT 1 FROM pg_stat_activity WHERE application_name = 'postbus' AND datname = current_database()"
+    eventually(lambda: not query(url, ours))
+
+
 def test_a_notice_that_outlasts_the_closing_leaves_no_connection(url: str, eventually: Eventually):
     """Whoever closes does not wait for long, and what is under way then hangs up itself."""
     notifier = Notifier(Address.of(url))
