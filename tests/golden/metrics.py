@@ -52,10 +52,13 @@ def _families(*expositions: str) -> dict[str, Any]:
     for family in (each for text in expositions for each in text_string_to_metric_families(text)):
         known = told.setdefault(family.name, {"type": family.type, "labels": {}})
         for label, value in (pair for sample in family.samples for pair in sample.labels.items()):
-            known["labels"].setdefault(label, {})[value] = None  # buckets are in order
+            known["labels"].setdefault(label, set()).add(value)
     return {name: {**known, "labels": _labels(known["labels"])} for name, known in told.items()}
 
 
 def _labels(found: Mapping[str, Iterable[str]]) -> dict[str, str]:
     """Return the labels, and what the values are of those whose values are ours."""
-    return {label: " ".join(values) if label in OURS else "…" for label, values in found.items()}
+    return {
+        label: " ".join(sorted(values, key=float if label == "le" else str)) if label in OURS else "…"
+        for label, values in found.items()
+    }
