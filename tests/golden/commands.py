@@ -23,6 +23,8 @@ __all__ = ["command_names", "command_of", "record_commands"]
 
 TYPERS: Final = frozenset({"install_completion", "show_completion"})
 """Options that Typer adds."""
+PLAIN: Final = {"FORCE_COLOR": None, "TTY_COMPATIBLE": None}
+"""Variables by which whoever runs the tests may ask for colours."""
 
 
 def record_commands(site: Site) -> dict[str, Any]:
@@ -42,7 +44,7 @@ def record_commands(site: Site) -> dict[str, Any]:
 
 def _run(command: Command, url: str) -> dict[str, Any]:
     arguments = [*shlex.split(command.line), *(() if command.raw else ("-o", "json"))]
-    result = CliRunner(env={"POSTBUS_URL": url}).invoke(app, arguments, input=command.stdin)
+    result = CliRunner(env={"POSTBUS_URL": url, **PLAIN}).invoke(app, arguments, input=command.stdin)
     if not isinstance(result.exception, SystemExit | None):
         raise result.exception
     told: dict[str, Any] = {"command": command.line, "exit": result.exit_code}
