@@ -283,7 +283,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
         ("Q", publisher, (("a",),)),
         ("R", publisher, (("a",), COMMIT)),
         ("A", worker, (A, 2)),
-        crashes=1,
+        crashes=2,
     ),
     "two types with late ids": _scenario(
         ("P", publisher, (("b", "a"), COMMIT)),
@@ -318,6 +318,14 @@ SCENARIOS: Final[dict[str, Scenario]] = {
         ("M", gap_keeper, (1,)),
         ("X", change_one, (1, "CANCELLED")),
         ("T", prune, (2,)),
+        rules=Rules(ranges=0),
+    ),
+    "gaps, rewound": _scenario(
+        ("P", publisher, (("a",), COMMIT)),
+        ("Q", publisher, (("a",), COMMIT)),
+        ("A", worker, (A, 2)),
+        ("M", gap_keeper, (1,)),
+        ("W", rewind, (0,)),
         rules=Rules(ranges=0),
     ),
     "specials": _scenario(
@@ -479,7 +487,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
         ("A", worker, (replace(A, lost=True), 2)),
         ("B", worker, (replace(ONE_B, lost=True), 1)),
         log=("a",),
-        crashes=1,
+        crashes=2,
     ),
     "a claim given up while it runs": _scenario(
         ("A", given_up, (A,)),
@@ -617,7 +625,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
         ("R", publisher, (("a",), COMMIT)),
         ("F", follower, ("F", 3)),
         rows=(),
-        crashes=1,
+        crashes=2,
         rules=Rules(outside=True),
     ),
     "everything": _scenario(
