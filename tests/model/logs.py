@@ -186,8 +186,9 @@ def move(view: View, rules: Rules, read: Passed) -> tuple[int, ...]:
     if len([each for each in missing if each - 1 not in missing]) > rules.ranges:
         view.put(("gaps", min(missing)), missing)
         missing = NONE
-    for each in read.skipped:
-        if each <= position and rules.bug != "a pass leaves its skips":
+    narrow = rules.bug == "only skips of what was read are deleted"
+    for each in read.skipped & coming if narrow else read.skipped:
+        if each <= position:
             view.put(("skip", each), None)
     looked = _overtake(view, rules, position, cursor.looked) if read.full else cursor.looked
     view.put(CURSOR, Cursor(position, missing, looked))
