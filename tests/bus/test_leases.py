@@ -89,9 +89,9 @@ def test_a_subscriptions_shorter_lease_is_kept_alive_too(make_bus: Callable[...,
 
 def test_heartbeats_cover_what_waits_in_line(make_bus: Callable[..., EventBus], eventually: Any):
     """Prefetched deliveries outlast their lease while one thread works through them, none of them twice (S2.5, I7)."""
-    one, two = make_bus(lease=0.4, concurrency=1, prefetch=5), make_bus(lease=0.4)
+    one, two = make_bus(lease=2, concurrency=1, prefetch=5), make_bus(lease=2)
     runs: list[tuple[str, int]] = []
-    one.subscribe("*", lambda event: (runs.append(("one", event.id)), threading.Event().wait(0.3)))
+    one.subscribe("*", lambda event: (runs.append(("one", event.id)), threading.Event().wait(0.6)))
     events = one.publish_many([{"type": "a"}] * 5)
     with one:
         eventually(lambda: runs)

@@ -19,7 +19,7 @@ from fastapi import FastAPI
 
 from postbus import EventBus
 from postbus.http.app import create_app
-from postbus.http.serve import Guarded, _Server
+from postbus.http.serve import KEEP_ALIVE, Guarded, _Server
 from postbus.tokens import SCOPES, make_token
 from tests.contract.stores import Site, site_of
 from tests.postgres.server import server as postgres
@@ -43,7 +43,14 @@ class Served:
         self.url = f"http://127.0.0.1:{self.port}"
         # No certificates are needed here, and to load them would take longer than to start the server.
         self.http = httpx2.Client(base_url=self.url, timeout=PATIENCE, trust_env=False, verify=False)
-        config = uvicorn.Config(self.app, http=Guarded, log_config=None, access_log=False, server_header=False)
+        config = uvicorn.Config(
+            self.app,
+            http=Guarded,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE,  # with uvicorn's own, whatever should be hung up on would be soon
+        )
         self._server = _Server(config, self.app)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._started = threading.Event()
@@ -221,11 +228,23 @@ class Process:
         return self.wait()
 
     def wait(self) -> tuple[int, float]:
-        """Wait for its end; return its exit code, and how many seconds it took."""
-        began = time.monotonic()
-        code = self._process.wait(PATIENCE)
+        """Wait for its end; return its exit code, and how long it took, less what it waited for a processor."""
+        began, waited = time.monotonic(), self._waited()
+        late = waited
+        while (code := self._process.poll()) is None:
+            assert time.monotonic() - began < PATIENCE, self.said
+            late = max(late, self._waited())
+            time.sleep(0.01)
+        took = time.monotonic() - began - (late - waited)
         self._reader.join(PATIENCE)
-        return code, time.monotonic() - began
+        return code, took
+
+    def _waited(self) -> float:
+        """Return for how many seconds its main thread could have gone on, and others did: on a busy machine, most."""
+        try:
+            return int(Path(f"/proc/{self.pid}/schedstat").read_text().split()[1]) / 1e9
+        except (OSError, IndexError):  # it has ended, or the system does not tell
+            return 0.0
 
     def close(self) -> None:
         """End it if it still runs."""

@@ -8,7 +8,11 @@ from typing import Any
 
 import pytest
 
-from postbus import Event, EventBus
+from postbus import Event, EventBus, EventBusShutdownError
+from postbus.model import Done
+from postbus.payload import draft
+from postbus.store import open_store
+from postbus.store.contract import Claim, Settlement
 from postbus.store.postgres.connection import Address
 from postbus.store.postgres.listen import Notifier
 from postbus.store.postgres.reader import PostgresReader
@@ -172,6 +176,29 @@ def test_a_notice_that_outlasts_the_closing_leaves_no_connection(url: str, event
     eventually(lambda: not notifier._loop._thread.is_alive())
     notifier.tell()
     assert notifier._db.lost
+
+
+@pytest.mark.parametrize("verb", ["publish", "claim", "settle"])
+def test_whoever_comes_too_late_opens_no_connection_of_a_closed_store(
+    url: str, monkeypatch: pytest.MonkeyPatch, verb: str
+):
+    """A thread that found it open and goes on after the close is told: nobody would close its connection any more."""
+    store = open_store(url)
+    store.publish([draft({"type": "a"})])
+    claim = Claim("default", "w", "w")
+    (delivery,) = store.claim_all([claim])[0].deliveries
+    store.close()
+    for check in ("_usable", "_writable"):
+        monkeypatch.setattr(store, check, lambda: None)
+    late: dict[str, Callable[[], object]] = {
+        "publish": lambda: store.publish([draft({"type": "a"})]),
+        "claim": lambda: store.claim_all([claim]),
+        "settle": lambda: store.settle([Settlement(delivery.lease, Done(), "w")]),
+    }
+    with pytest.raises(EventBusShutdownError):
+        late[verb]()
+    open_ones = "SELECT 1 FROM pg_stat_activity WHERE application_name = 'postbus' AND datname = current_database()"
+    assert query(url, open_ones) == []
 
 
 def test_a_busy_follower_takes_what_it_is_told(url: str, monkeypatch: pytest.MonkeyPatch):

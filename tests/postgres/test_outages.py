@@ -250,6 +250,16 @@ def test_a_publish_whose_outcome_cannot_be_looked_up_says_so(server: Server, bus
     assert bus.publish("trial.event", "cut here", uid="u").payload == "cut here"
 
 
+def test_a_publish_that_is_stored_and_cannot_be_read_again_says_so(url: str, bus: EventBus, proxy: Proxy):
+    """The event that a uid stands for is read behind the commit: nobody says then that nothing was stored (I1)."""
+    bus.publish("trial.event", uid="known")
+    proxy.cut(Cut.BEFORE, r"events_by_id|FROM postbus\.events")
+    with pytest.raises(OutcomeUnknown, match="with a uid"):
+        bus.publish_many([{"type": "trial.event", "uid": "known"}, {"type": "trial.event", "uid": "new"}])
+    assert proxy.cuts == 1
+    assert query(url, "SELECT uid FROM events ORDER BY id") == [("known",), ("new",)]
+
+
 def test_a_commit_still_on_its_way_when_the_connection_is_lost_is_not_done_twice(
     url: str, bus: EventBus, proxy: Proxy, connect: Callable[..., psycopg.Connection[Any]]
 ):

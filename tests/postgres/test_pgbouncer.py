@@ -8,8 +8,9 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from postbus import EventBus, OutcomeUnknown
+from postbus import EventBus, OutcomeUnknown, StoreUnavailable
 from postbus.store import grant_roles, open_source
+from postbus.store.postgres import connection as module
 from postbus.store.source import Columns
 from postbus.torture.cluster import Bouncer
 from postbus.torture.proxy import Cut, Proxy
@@ -128,3 +129,31 @@ def test_what_became_of_a_commit_behind_a_pooler_is_told_only_if_it_shows(
     finally:
         bus.shutdown()
         proxy.close()
+
+
+def test_a_server_that_stands_still_behind_a_pooler_is_not_waited_for(
+    server: Server, url: str, pooled: str, monkeypatch: pytest.MonkeyPatch
+):
+    """The pooler lives, and says so; what it asked for is waited for as long as any statement may take (S4.10)."""
+    monkeypatch.setattr(module, "SILENCE", 0.5)
+    monkeypatch.setattr(module.Session, "longest", 1.5)
+    bus = EventBus(pooled, direct_url=url, listen=False)
+    bus.publish("a")
+    ended: list[Exception] = []
+
+    def ask(verb: Callable[[], Any]) -> None:
+        try:
+            verb()
+        except StoreUnavailable as error:
+            ended.append(error)
+
+    threads = [threading.Thread(target=ask, args=(each,)) for each in (lambda: bus.publish("b", uid="u"), bus.stats)]
+    with server.frozen():
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert len(ended) == 2
+    event = bus.publish("b", uid="u")
+    assert query(url, "SELECT id FROM events WHERE type = 'b'") == [(event.id,)]
+    bus.shutdown()

@@ -1,5 +1,6 @@
 """Addresses that cannot work: refused at once, with what is wrong and what to do, and never tried again for good."""
 
+import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from postbus import EventBus, InvalidRequest, StoreUnavailable, UnsafeStore
+from postbus.store.postgres import connection as module
 from postbus.store.postgres.connection import KEYWORDS
 from postbus.torture.cluster import Bouncer
 from tests.postgres.server import Server, query
@@ -53,12 +55,25 @@ def test_an_address_that_is_refused_for_good_is_not_a_store_that_is_away(
     assert "wrong" not in str(refused.value)
 
 
+def test_a_connection_that_cannot_be_begun_is_closed(
+    url: str, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
+):
+    """Whoever keeps the error keeps no connection by it, which others would be refused for the sake of (S4.10)."""
+    monkeypatch.setattr(module, "SESSION", "SELECT 1 / 0")
+    with pytest.raises(psycopg.Error, match="division") as kept:
+        EventBus(url).stats()
+    assert kept.value is not None
+    open_ones = "SELECT 1 FROM pg_stat_activity WHERE application_name = 'postbus' AND datname = current_database()"
+    assert eventually(lambda: not query(url, open_ones))
+
+
 def test_a_server_that_is_only_away_is_one(tmp_path: Path):
     """There may be a server later (S4.10)."""
     with pytest.raises(StoreUnavailable):
         EventBus(f"postgresql://postgres@/x?host={tmp_path}").stats()
 
 
+@pytest.mark.timeout(90)
 def test_a_worker_whose_role_may_no_longer_log_in_ends(url: str):
     """Its process says why, instead of trying for good (S4.10)."""
     query(url, "CREATE ROLE fired SUPERUSER LOGIN")
@@ -70,9 +85,11 @@ def test_a_worker_whose_role_may_no_longer_log_in_ends(url: str):
         query(url, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'fired'")
 
     bus.publish("fire")
+    began = time.monotonic()
     try:
         with pytest.raises(UnsafeStore, match="not permitted to log in"):
             bus.run()
+        assert time.monotonic() - began < 60, "it went on until it was ended, and its shutdown was refused"
     finally:
         query(url, "DROP OWNED BY fired; DROP ROLE fired")
 

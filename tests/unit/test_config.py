@@ -60,6 +60,17 @@ def test_the_bus_goes_by_the_environment(folder: Path, monkeypatch: pytest.Monke
     assert (folder / "from_environment.db").exists()
 
 
+def test_a_bus_that_only_has_handlers_opens_nothing(folder: Path):
+    """Made by a module, and imported before a fork, it has nothing open there; its first use opens the store (I1)."""
+    bus = EventBus("sqlite:///bus.db")
+    bus.subscribe("*", print, subscription="side")
+    bus.follow("s")(print)
+    assert list(folder.iterdir()) == []
+    assert {each.name for each in bus.subscriptions.list()} == {"default", "side", "s"}
+    assert (folder / "bus.db").exists()
+    bus.shutdown()
+
+
 def test_an_unknown_key_in_the_file_fails(folder: Path):
     """A slip of the pen is not passed over."""
     (folder / "postbus.toml").write_text("leese = 5\n")

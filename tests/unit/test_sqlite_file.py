@@ -589,6 +589,21 @@ def test_a_file_that_was_removed_or_replaced_takes_no_more(
             write()
 
 
+@pytest.mark.parametrize("strike", [remove, move_away, replace, remove_wal])
+def test_a_file_that_was_replaced_within_a_transaction_acknowledges_nothing(
+    path: Path, store: SqliteStore, strike: Callable[[Path], None]
+):
+    """It is compared again behind the commit, which went into a file that nobody opens any more (I1)."""
+
+    def write() -> None:
+        with store.transaction() as tx:
+            tx.publish([draft({"type": "a"})])
+            strike(path)
+
+    with pytest.raises(UnsafeStore, match=r"removed or replaced .* restart"):
+        write()
+
+
 def test_a_file_that_is_replaced_while_it_is_written_to_is_not_acknowledged(
     path: Path, store: SqliteStore, crew: Crew, eventually: Callable[..., Any]
 ):

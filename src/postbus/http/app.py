@@ -12,6 +12,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -190,6 +191,8 @@ class Frame:
                 await problem_reply(why)(scope, receive, carrying)
             else:
                 await self._app(scope, receive, carrying)
+        except ClientDisconnect:  # in the midst of its body: nobody is there to be told
+            pass
         except Exception as error:  # noqa: BLE001  told in the log; whoever asked learns only that it is our fault
             tell(logging.ERROR, "http_failed", error=error, path=scope["path"])
             if not answered:

@@ -28,12 +28,14 @@ from postbus.torture.powerloss import DROP, KEEP, TEAR, Disk
 __all__ = ["Apart", "bit_flip", "fork_after_open", "power_loss", "replaced_file", "restored_backup"]
 
 Struck = tuple[int, list[Verdict]]
+Known = tuple[int, str]
+"""The id and the uid of an event that was acknowledged."""
 Apart = Callable[[str, random.Random, Path, int], Iterator[Struck]]
 """Strikes so many times, on a store, in a folder; yields how many events each time was about, and what it broke."""
 REFUSED: Final = (UnsafeStore, StoreUnavailable)
 
 
-def _acknowledged(bus: EventBus, name: str, chance: random.Random) -> Iterator[tuple[int, str]]:
+def _acknowledged(bus: EventBus, name: str, chance: random.Random) -> Iterator[Known]:
     """Publish something, singly or together, and yield the id and uid of each once that is acknowledged."""
     uids = [f"{name}-{number}" for number in range(chance.choice((1, 1, 4)))]
     stored = bus.publish_many([NewEvent(type="trial.1", payload={"text": "x" * 200}, uid=uid) for uid in uids])
@@ -175,8 +177,8 @@ def fork_after_open(store: str, chance: random.Random, folder: Path, strikes: in
     try:
         for number in range(strikes):
             url = cluster.url() if cluster else f"sqlite:///{folder / f'{number}.db'}"
-            known = _forked(url, chance)
-            yield len(known), list(_all_there(url, known))
+            known, found = _forked(url, chance)
+            yield len(known), [*found, *_all_there(url, known)]
             if cluster is not None:
                 query(url, "DROP SCHEMA postbus CASCADE")
     finally:
@@ -184,8 +186,8 @@ def fork_after_open(store: str, chance: random.Random, folder: Path, strikes: in
             cluster.remove()
 
 
-def _forked(url: str, chance: random.Random) -> list[tuple[int, str]]:
-    """Return what parent and child were acknowledged, by id and uid."""
+def _forked(url: str, chance: random.Random) -> tuple[list[Known], list[Verdict]]:
+    """Return what parent and child were acknowledged, and what was wrong with the child."""
     bus: EventBus | None = EventBus(url)
     known = list(_acknowledged(bus, "before", chance))
     own, act = chance.random() < 0.5, chance.choice(("closes", "drops", "goes on"))
@@ -195,7 +197,7 @@ def _forked(url: str, chance: random.Random) -> list[tuple[int, str]]:
         _in_child(EventBus(url) if own else bus, chance, told, hears)
     os.close(told)
     with os.fdopen(heard, encoding="utf-8") as lines:
-        known += json.loads(lines.readline())
+        answers = [lines.readline()]
         if act == "goes on":
             known += _acknowledged(bus, "beside", chance)
         elif act == "closes":
@@ -205,27 +207,32 @@ def _forked(url: str, chance: random.Random) -> list[tuple[int, str]]:
             warnings.simplefilter("ignore", ResourceWarning)  # of a connection that is dropped open, as is meant here
             gc.collect()
         os.write(go, b".")
-        known += json.loads(lines.readline())
-    os.waitpid(child, 0)
+        answers.append(lines.readline())
+    _, status = os.waitpid(child, 0)
     for end in (hears, go):
         os.close(end)
     if bus is not None:
         bus.shutdown()
-    return [(event_id, uid) for event_id, uid in known]
+    for answer in answers:
+        known += [(event_id, uid) for event_id, uid in json.loads(answer or "[]")]
+    ended = os.waitstatus_to_exitcode(status)
+    return known, [Verdict("stuck", f"the child was refused, or ended: {ended}")] if ended or not all(answers) else []
 
 
 def _in_child(bus: EventBus, chance: random.Random, told: int, hears: int) -> None:
-    """Publish before and after the parent has done what it does, and end."""
+    """Publish before and after the parent has done what it does, and end: with 1 if that was refused."""
+    code = 1
     try:
         os.write(told, json.dumps(list(_acknowledged(bus, "child", chance))).encode() + b"\n")
         os.read(hears, 1)
         later = [each for turn in range(20) for each in _acknowledged(bus, f"later{turn}", chance)]
         os.write(told, json.dumps(later).encode() + b"\n")
+        code = 0
     finally:
-        os._exit(0)
+        os._exit(code)
 
 
-def _all_there(url: str, known: list[tuple[int, str]]) -> Iterator[Verdict]:
+def _all_there(url: str, known: list[Known]) -> Iterator[Verdict]:
     """Yield what was acknowledged and is not there, or is under an id that another has too."""
     if len({event_id for event_id, _ in known}) < len(known):
         yield Verdict("duplicate", "an id was given twice")

@@ -7,7 +7,7 @@ import select
 import socket
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
@@ -20,6 +20,7 @@ from psycopg.adapt import Transformer
 from psycopg.types.numeric import Int8BinaryDumper
 
 from postbus.errors import (
+    EventBusShutdownError,
     InvalidEventError,
     InvalidRequest,
     OutcomeUnknown,
@@ -254,7 +255,7 @@ class Address:
                 cursor_factory=psycopg.RawCursor,
             )
             connection.opened = time.monotonic()
-            if self.pooled or "statement_timeout" in str(given.get("options")):
+            if "statement_timeout" in str(given.get("options")):
                 connection.longest = math.inf
             if not self.pooled:
                 self._begin_session(connection)
@@ -264,10 +265,12 @@ class Address:
         return connection
 
     def _begin_session(self, connection: Session) -> None:
-        connection.pid, path = connection.execute(SESSION).fetchall()[0]
-        if path is None:
-            connection.close()
-            raise InvalidRequest(POOLER.format(self.shown))
+        with ExitStack() as failed:
+            failed.callback(connection.close)
+            connection.pid, path = connection.execute(SESSION).fetchall()[0]
+            if path is None:
+                raise InvalidRequest(POOLER.format(self.shown))
+            failed.pop_all()
 
 
 def _refused(shown: str, error: psycopg.Error) -> PostbusError | None:
@@ -340,6 +343,7 @@ class Database:
         self._settings = local if address.pooled else ""
         self._lent = False
         """Whether names are looked up as the role has it, for a statement of the caller's own."""
+        self._retired = False
 
     @property
     def connection(self) -> Session:
@@ -349,6 +353,8 @@ class Database:
             return connection
         if connection is not None:
             self._give_up()
+        if self._retired:
+            raise EventBusShutdownError("the store is closed")
         self._connection = self._address.connect()
         self._prepared.clear()
         return self._connection
@@ -623,6 +629,11 @@ class Database:
         if self._connection is None:
             raise psycopg.OperationalError("the connection was lost")
         return self._connection
+
+    def retire(self) -> None:
+        """Close the connection for good: whoever uses it next is told so, and opens none that nobody would close."""
+        self._retired = True
+        self.close()
 
     def close(self) -> None:
         """Close the connection; the next use opens another."""

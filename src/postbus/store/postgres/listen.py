@@ -72,11 +72,12 @@ class Listener:
         with translated(self._address.shown):
             try:
                 if self._connection is None:
-                    self._connection = self._listen()
+                    self._listen()
                     self._ring()
-                elif self._heard(self._connection):
-                    self._ring()
-                self._probe(self._connection)
+                else:
+                    if self._heard(self._connection):
+                        self._ring()
+                    self._probe(self._connection)
             except psycopg.Error:
                 self._hang_up()
                 raise
@@ -96,12 +97,11 @@ class Listener:
             heard = True
         return heard
 
-    def _listen(self) -> psycopg.Connection[Row]:
-        connection = self._address.connect()
+    def _listen(self) -> None:
+        connection = self._connection = self._address.connect()
         connection.add_notify_handler(lambda _: self._ring())  # for those that come while something else is asked
         connection.execute(cast("LiteralString", f"LISTEN {self._address.schema}"))
         self._probed = time.monotonic()
-        return connection
 
     def _probe(self, connection: psycopg.Connection[Row]) -> None:
         """Ask for something now and then: a connection that died half-open would stay silent for ever."""

@@ -16,7 +16,15 @@ from typing import Any, Final, NoReturn, TypeVar, cast
 import psycopg
 
 from postbus.clock import from_micros
-from postbus.errors import Conflict, InvalidRequest, LeaseLost, NotFound, PostbusError, StoreUnavailable
+from postbus.errors import (
+    Conflict,
+    InvalidRequest,
+    LeaseLost,
+    NotFound,
+    OutcomeUnknown,
+    PostbusError,
+    StoreUnavailable,
+)
 from postbus.model import Done, Event, Stats, Stream
 from postbus.observe import probe
 from postbus.payload import Draft
@@ -186,7 +194,7 @@ class PostgresStore(SqlStore):
             db.close()
         for committer in (self._publisher, self._claimer, self._settler):
             with committer.hold() as db:
-                db.close()
+                db.retire()
 
     def hurried(self) -> NoReturn:
         raise WouldWait
@@ -324,8 +332,13 @@ class PostgresStore(SqlStore):
         """Put the events that uids stood for already in the places that hold only their ids."""
         if all(isinstance(each, Event) for each in stored):
             return cast("list[Event]", stored)
-        with self._read() as session:
-            return _known(Reading(session), drafts, stored)
+        try:
+            with self._read() as session:
+                return _known(Reading(session), drafts, stored)
+        except StoreUnavailable as error:  # behind the commit, which has stored the others
+            raise OutcomeUnknown(
+                f"all events are stored, but those with a uid that was known could not be read: {error}"
+            ) from error
 
     @contextmanager
     def transaction(self) -> Generator[Transaction]:
