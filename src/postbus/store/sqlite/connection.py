@@ -8,11 +8,11 @@ import random
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
-from weakref import WeakSet
 
 import apsw
 import orjson
@@ -21,6 +21,7 @@ from postbus.errors import StoreUnavailable, UnsafeStore
 from postbus.store.contract import PAGE_BYTES, WouldWait
 from postbus.store.queries import load_queries
 from postbus.store.session import Row
+from postbus.store.sqlite import wal_index
 
 __all__ = ["SQL", "SQLITE_ERRORS", "Database", "require_safe_sqlite", "translate", "translated"]
 
@@ -39,6 +40,10 @@ IN_USE: Final = 256
 """Pages in the WAL from which on it is worth having its room at once."""
 ROOM: Final = CHECKPOINT_PAGES * (4_096 + 24)
 PIECE: Final = bytes(256 * 1024)
+OTHER_FILES: Final = (
+    "{} or its -wal was removed or replaced while this process had it open (by mv or rm, or because "
+    "another SQLite library in this process closed it); nothing was acknowledged: restart all its processes"
+)
 SPARE: Final = 64
 """How many times that room the disk must have, for a piece of it to be taken before it is needed."""
 
@@ -65,6 +70,7 @@ class Database:
         self._readonly = readonly
         self._on_rollback = on_rollback
         self._patience = _Patience()
+        self._release: Callable[[], Any] = lambda: None
         self.reopen()
 
     def reopen(self) -> None:
@@ -76,6 +82,8 @@ class Database:
                 f"{path} was open and in use in the parent process when this one was forked: "
                 "close the bus before forking, or start the process by spawn or forkserver"
             )
+        if wal_index.is_of_another(path):
+            raise UnsafeStore(OTHER_FILES.format(path))
         self._hasty: int | None = None
         self._owed = False
         self._pages = 0
@@ -86,6 +94,9 @@ class Database:
             self._apsw.set_busy_handler(self._patience)
             self._configure(path)
             self._apsw.execute("SELECT 1 FROM sqlite_schema").fetchone()  # which opens the WAL
+        if (index := wal_index.hold(path)) is not None:
+            self._release = weakref.finalize(self, wal_index.release, index)
+            self._release.atexit = False
         before, self.files = self.files, files_at(self._names)
         if before and self.files and before[:2] != self.files[:2]:
             self._refuse_other_files()
@@ -134,10 +145,7 @@ class Database:
     def _refuse_other_files(self) -> NoReturn:
         self._apsw.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)  # what this WAL holds must not go into that file
         self.rollback()
-        raise UnsafeStore(
-            f"{self._path} or its -wal was removed or replaced while this process had it open (by mv or rm, or because "
-            "another SQLite library in this process closed it); nothing was acknowledged: restart all its processes"
-        )
+        raise UnsafeStore(OTHER_FILES.format(self._path))
 
     @contextmanager
     def hurried(self) -> Generator[None]:
@@ -307,11 +315,13 @@ class Database:
     def close(self) -> None:
         """Close the connection; a second call does nothing, nor does one in a process forked since."""
         if self.process == os.getpid():
+            self._release()
             self._apsw.close()
+            wal_index.forget_removed()
             OPEN.discard(self)
 
 
-OPEN: Final[WeakSet[Database]] = WeakSet()
+OPEN: Final[weakref.WeakSet[Database]] = weakref.WeakSet()
 """The connections that this process has opened."""
 INHERITED: Final[set[tuple[int, ...]]] = set()
 """The files that the parent had open when this process was forked."""
@@ -338,6 +348,7 @@ def _leave_to_parent() -> None:
         if each.files is not None:
             INHERITED.add(each.files[:2])
     OPEN.clear()
+    wal_index.leave_to_parent()
 
 
 os.register_at_fork(after_in_child=_leave_to_parent)
