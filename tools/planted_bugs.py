@@ -695,6 +695,14 @@ BUGS = (
         "tests/postgres/test_refused.py -k cannot_be_begun",
         "A connection that cannot be begun is left open",
     ),
+    Bug(
+        "lead-kept-past-the-end",
+        "follower.py",
+        "        if self._outlasts:\n",
+        "        if False:\n",
+        "tests/postgres/test_listening.py -k lets_another_lead",
+        "A follower that outlasts its shutdown keeps its lead when its handler has ended",
+    ),
 )
 
 
