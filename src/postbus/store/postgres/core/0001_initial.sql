@@ -944,7 +944,7 @@ BEGIN
               FROM (SELECT d.ctid AS place, d.event_id, d.attempt, d.retry_count,
                            d.attempt = 0 AND d.retry_count = 0 AND d.errors IS NULL AND d.last_retry_at IS NULL
                            AND (d.ready_at = d.created_at
-                                OR d.ready_at = (SELECT e.due_at FROM postbus.events AS e WHERE e.id = d.event_id)) AS plain,
+                                OR d.ready_at IS NOT DISTINCT FROM (SELECT e.due_at FROM postbus.events AS e WHERE e.id = d.event_id)) AS plain,
                            d.attempt >= coalesce(d.max_retries + 1, allowed) - 1 AS last
                       FROM postbus.deliveries AS d
                      WHERE d.subscription = sub AND d.state = 0 AND d.alone = suspects AND d.priority = rank
@@ -972,7 +972,7 @@ BEGIN
                 SELECT d.ctid AS place, d.due_at, d.event_id, d.attempt, d.retry_count,
                        d.attempt = 0 AND d.retry_count = 0 AND d.errors IS NULL AND d.last_retry_at IS NULL
                        AND (d.ready_at = d.created_at
-                            OR d.ready_at = (SELECT e.due_at FROM postbus.events AS e WHERE e.id = d.event_id)) AS plain,
+                            OR d.ready_at IS NOT DISTINCT FROM (SELECT e.due_at FROM postbus.events AS e WHERE e.id = d.event_id)) AS plain,
                        d.attempt >= coalesce(d.max_retries + 1, allowed) - 1 AS last
                   FROM postbus.deliveries AS d
                  WHERE d.subscription = sub AND d.state = 0 AND d.alone = suspects AND d.kind = q.kind
