@@ -59,6 +59,7 @@ class Actor:
         self.config = config
         self.counts: dict[str, int] = {}
         self.ids: list[int] = []
+        self.slowest: dict[str, float] = {}
         self._connection: psycopg.Connection[Any] | None = None
 
     @property
@@ -89,6 +90,8 @@ class Actor:
 
     def play(self) -> None:
         """Go on until told to stop; a lost connection is all that may go wrong."""
+        self.run("SELECT 1")
+        print("ready", flush=True)  # noqa: T201  for whoever started it
         end = time.monotonic() + self.config.get("seconds", 3600)
         while time.monotonic() < end and not select.select([sys.stdin], [], [], 0)[0]:
             try:
@@ -97,7 +100,9 @@ class Actor:
                 if self._connection is not None and not self._connection.closed:
                     raise
                 self.count("lost")
-        print(json.dumps({"name": self.name, "counts": self.counts, "ids": self.ids}), flush=True)  # noqa: T201
+        print(
+            json.dumps({"name": self.name, "counts": self.counts, "ids": self.ids, "slowest": self.slowest}), flush=True
+        )  # noqa: T201
 
 
 class Publisher(Actor):
@@ -161,7 +166,9 @@ class Claimer(Actor):
             Lease(subscription, first + (offsets[place] if offsets else place), number << 10 | place)
             for place in range(size or 0)
         ]
-        leases += [Lease(subscription, *each) for each in zip(lone or (), (n << 10 for n in numbers or ()), strict=True)]
+        leases += [
+            Lease(subscription, *each) for each in zip(lone or (), (n << 10 for n in numbers or ()), strict=True)
+        ]
         if not leases and not self.wait:
             time.sleep(0.005)
         return leases
@@ -217,8 +224,10 @@ class Meddler(Claimer):
             self._publish: 15, self._gaps: 2, self._kinds: 1,
         }  # fmt: skip
         verb = self.chance.choices(list(verbs), list(verbs.values()))[0]
+        begun = time.monotonic()
         verb()
         self.count(verb.__name__)
+        self.slowest[verb.__name__] = max(self.slowest.get(verb.__name__, 0), round(time.monotonic() - begun, 2))
 
     def _claim(self) -> None:
         whole = self.chance.random() < 0.7
@@ -330,9 +339,7 @@ class Meddler(Claimer):
             place, state = self.run("SELECT place, state FROM postbus.withdraw($1, $2)", subscription, event)[0]
             if place in ("skip", "ended", "none") or (place == "row" and state in (2, 3)):
                 return
-            self.run(
-                "DELETE FROM postbus.deliveries WHERE subscription = $1 AND event_id = $2", subscription, event
-            )
+            self.run("DELETE FROM postbus.deliveries WHERE subscription = $1 AND event_id = $2", subscription, event)
             self._log(subscription, event, "CANCELLED")
             self.count(f"cancel {place}")
 
@@ -357,7 +364,8 @@ class Meddler(Claimer):
         through = lowest + self.chance.choice([-5_000, -3_000, 0])
         if through > 0:
             self.run(
-                "UPDATE postbus.meta SET value = greatest(value::bigint, $1)::text WHERE key = 'pruned_through'", through
+                "UPDATE postbus.meta SET value = greatest(value::bigint, $1)::text WHERE key = 'pruned_through'",
+                through,
             )
             (gone,) = self.run("SELECT postbus.prune_events(0, $1)", through)[0]
             self.count("pruned", gone)

