@@ -103,8 +103,9 @@ def prepare(server: Server, script: str = SCRIPT) -> str:
 
 @pytest.fixture
 def core(server: Server) -> Iterator[str]:
-    """Give the address of a database with the core's tables."""
-    url = prepare(server)
+    """Give the address of a database with the core's tables, where little has to be missing to be put into `gaps`."""
+    assert SCRIPT.count(SPILL) > 1
+    url = prepare(server, SCRIPT.replace(SPILL, SPILL.replace("500", "5")))
     yield url
     server.drop(url)
 
@@ -238,7 +239,7 @@ def meddle(url: str, seconds: float) -> str:
 
 def drain(url: str) -> None:
     """Work off all that is left: then every event has ended, or is dead."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     with connect(url) as connection:
         connection.execute("UPDATE postbus.blocks SET due_at = postbus.now()")
         while time.monotonic() < deadline:
@@ -298,20 +299,50 @@ PLANTED: Final = {
         "SET position = coalesce(last, pos), missing",
         "SET position = greatest(last, pos, pg_sequence_last_value('postbus.events_id_seq')), missing",
     ),
-    "C2: skips are read without the cursor's lock": ("chaos", "OR UPDATE SKIP LOCKED;\n                held := FOUND;", "OR KEY SHARE;\n                held := FOUND;"),
+    "C2: the cursor is moved without its lock": (
+        "chaos",
+        "FOR UPDATE SKIP LOCKED;\n                held := FOUND;",
+        ";\n                held := FOUND;",
+    ),
     "C3: the head is where the sequence is": (
-        "chaos", "safe := postbus.head('events');\n        END IF;",
+        "chaos",
+        "safe := postbus.head('events');\n        END IF;",
         "safe := pg_sequence_last_value('postbus.events_id_seq');\n        END IF;",
     ),
     "closing: the head is asked for after the late ones were read": (
-        "chaos", "IF safe IS NOT NULL AND cardinality(late) < asked THEN",
-        "IF safe IS NOT NULL THEN safe := postbus.head('events');",
+        "chaos",
+        "IF safe IS NOT NULL AND cardinality(late) < asked THEN",
+        "IF safe IS NOT NULL AND cardinality(late) < asked THEN PERFORM pg_sleep(0.02); safe := postbus.head('events');",
+    ),
+    "closing: there are more late ones than were read": (
+        "chaos",
+        "IF safe IS NOT NULL AND cardinality(late) < asked THEN",
+        "IF safe IS NOT NULL THEN",
     ),
     "the fence: bits are not looked at": (
-        "meddle", "AND NOT postbus.is_done(b.done, (g.epoch & 1023)::integer);\n    IF fits IS NULL THEN\n        RETURN ARRAY",
+        "meddle",
+        "AND NOT postbus.is_done(b.done, (g.epoch & 1023)::integer);\n    IF fits IS NULL THEN\n        RETURN ARRAY",
         ";\n    IF fits IS NULL THEN\n        RETURN ARRAY",
     ),
-    "rewind without the exclusive lock": (
-        "meddle", "PERFORM pg_advisory_xact_lock(postbus.namespace('subscription')", "PERFORM pg_advisory_xact_lock_shared(postbus.namespace('subscription')"
+    "rewind does not shut out claims": (
+        "meddle",
+        "PERFORM pg_advisory_xact_lock(postbus.namespace('subscription')",
+        "PERFORM pg_advisory_xact_lock_shared(postbus.namespace('subscription')",
     ),
-}  # fmt: skip
+}
+"""What has to be seen: in which trial, and what is put in the place of what."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", PLANTED)
+@pytest.mark.timeout(600)
+def test_the_trials_see_a_planted_bug(server: Server, bug: str):
+    """Each rule, broken once, turns the trial red that is there for it."""
+    trial, right, wrong = PLANTED[bug]
+    assert right in SCRIPT
+    url = prepare(server, SCRIPT.replace(right, wrong))
+    try:
+        with pytest.raises(AssertionError):
+            chaos(server, url, 15, 0) if trial == "chaos" else meddle(url, 15)
+    finally:
+        server.drop(url)

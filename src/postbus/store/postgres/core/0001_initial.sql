@@ -73,7 +73,7 @@ CREATE TABLE postbus.cursors (
     position bigint NOT NULL,
     looked bigint NOT NULL,
     missing int8multirange NOT NULL DEFAULT '{}',
-    closed_at timestamptz NOT NULL DEFAULT '-infinity'
+    closed_at timestamptz NOT NULL DEFAULT 'epoch'
 ) WITH (fillfactor = 20, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 
 -- What was too scattered for `missing`: each pass would have to go through it.
@@ -1117,8 +1117,9 @@ BEGIN
         RETURN;
     END IF;
     state := 'empty';
-    IF blocked <> '[]' AND NOT EXISTS (SELECT 1 FROM jsonb_array_elements(wanted) AS w (interest)
-                                        WHERE w.interest <> ALL (SELECT jsonb_array_elements(blocked))) THEN
+    IF wanted = '[]' OR (blocked <> '[]' AND NOT EXISTS (
+           SELECT 1 FROM jsonb_array_elements(wanted) AS w (interest)
+            WHERE w.interest <> ALL (SELECT jsonb_array_elements(blocked)))) THEN
         RETURN;
     END IF;
     moment := postbus.now();
@@ -1305,15 +1306,21 @@ BEGIN
         INSERT INTO postbus.blocks (number, first_id, last_id, claimed_at, due_at, subscription, held, owner, worker_id,
                                     token, ids)
         VALUES (number, first_id, high, moment, term, sub, histories, owner, worker, token, ids);
-        IF NOT histories OR 1 = ALL (all_tries) THEN
+        IF NOT histories THEN
             INSERT INTO postbus.event_log (first_id, last_id, created_at, epoch, subscription, entries, attempt, action,
                                            status, worker_id, ids)
             VALUES (first_id, CASE WHEN n > 1 THEN high END, moment, number << 10, sub, CASE WHEN n > 1 THEN n END, 1,
                     'PICKED', 'PROCESSING', worker, CASE WHEN n > 1 THEN ids END);
         ELSE
-            INSERT INTO postbus.event_log (first_id, created_at, epoch, subscription, attempt, action, status, worker_id)
-            SELECT g.id, moment, number << 10 | g.o - 1, sub, g.t, 'PICKED', 'PROCESSING', worker
-              FROM unnest(all_ids, all_tries) WITH ORDINALITY AS g (id, t, o) ORDER BY g.o;
+            INSERT INTO postbus.event_log (first_id, last_id, created_at, epoch, subscription, entries, attempt, action,
+                                           status, worker_id, places, ids)
+            SELECT t.low, CASE WHEN t.n > 1 THEN t.high END, moment, t.epoch, sub, CASE WHEN t.n > 1 THEN t.n END, t.tries,
+                   'PICKED', 'PROCESSING', worker, CASE WHEN t.n > 1 THEN t.places END,
+                   CASE WHEN t.n > 1 THEN ARRAY(SELECT (x - t.low)::smallint FROM unnest(t.events) AS x) END
+              FROM (SELECT min(g.id) AS low, max(g.id) AS high, min(number << 10 | g.o - 1) AS epoch, count(*)::integer AS n,
+                           max(g.t) AS tries, array_agg((g.o - 1)::smallint) AS places, array_agg(g.id) AS events
+                      FROM unnest(all_ids, all_tries) WITH ORDINALITY AS g (id, t, o)
+                     GROUP BY CASE WHEN g.t > 1 THEN g.o ELSE 0 END) AS t;
         END IF;
         IF histories THEN
             tries := CASE WHEN 1 = ALL (all_tries) THEN NULL ELSE all_tries END;
@@ -1386,7 +1393,7 @@ BEGIN
     SELECT array_agg(s.place) FILTER (WHERE s.n = s.size), array_agg(s.place) FILTER (WHERE s.n < s.size) INTO whole, part
       FROM (SELECT b.place, c.n + coalesce(bit_count(b.done), 0) AS n,
                    postbus.size_of(b.first_id, b.last_id, b.ids) AS size
-              FROM (SELECT e >> 10 AS number, count(*) AS n FROM unnest(epochs) AS e GROUP BY 1) AS c
+              FROM (SELECT e >> 10 AS number, count(DISTINCT e) AS n FROM unnest(epochs) AS e GROUP BY 1) AS c
              CROSS JOIN LATERAL (SELECT v.ctid AS place, v.first_id, v.last_id, v.ids, v.done FROM postbus.blocks AS v
                                   WHERE v.number = c.number OFFSET 0) AS b) AS s;
     IF whole IS NOT NULL THEN
