@@ -128,7 +128,7 @@ class Publisher(Actor):
         time.sleep(chance.choice([0, 0.002, 0.01]))
 
     def _batch(self) -> str:
-        return json.dumps([self._event() for _ in range(self.chance.choice([1, 1, 1, 5, 50]))])
+        return json.dumps([self._event() for _ in range(self.chance.choice([1, 1, 1, 5, 50, 200]))])
 
     def _event(self) -> dict[str, Any]:
         event: dict[str, Any] = {"uid": str(uuid4()), "type": self.chance.choice("aab"), "payload": "1"}

@@ -314,20 +314,10 @@ PLANTED: Final = {
         "IF safe IS NOT NULL AND cardinality(late) < asked THEN",
         "IF safe IS NOT NULL AND cardinality(late) < asked THEN PERFORM pg_sleep(0.02); safe := postbus.head('events');",
     ),
-    "closing: there are more late ones than were read": (
-        "chaos",
-        "IF safe IS NOT NULL AND cardinality(late) < asked THEN",
-        "IF safe IS NOT NULL THEN",
-    ),
     "the fence: bits are not looked at": (
         "meddle",
         "AND NOT postbus.is_done(b.done, (g.epoch & 1023)::integer);\n    IF fits IS NULL THEN\n        RETURN ARRAY",
         ";\n    IF fits IS NULL THEN\n        RETURN ARRAY",
-    ),
-    "rewind does not shut out claims": (
-        "meddle",
-        "PERFORM pg_advisory_xact_lock(postbus.namespace('subscription')",
-        "PERFORM pg_advisory_xact_lock_shared(postbus.namespace('subscription')",
     ),
 }
 """What has to be seen: in which trial, and what is put in the place of what."""

@@ -1223,7 +1223,7 @@ BEGIN
         lone_tries := array_fill(1, ARRAY[cardinality(lone_ids)]);
         lone_again := array_fill(0, ARRAY[cardinality(lone_ids)]);
         lone_plain := array_fill(true, ARRAY[cardinality(lone_ids)]);
-        IF cardinality(due.ids) = 1 AND cardinality(all_ids) + cardinality(lone_ids) = 0 THEN
+        IF cardinality(due.ids) = 1 AND NOT whole AND cardinality(all_ids) + cardinality(lone_ids) = 0 THEN
             lone_ids := due.ids;
             lone_tries := ARRAY[due.tries[1] + 1];
             lone_again := due.again;
@@ -1327,7 +1327,7 @@ BEGIN
             again := CASE WHEN 0 = ALL (all_again) THEN NULL ELSE all_again END;
         END IF;
     END IF;
-    IF cardinality(lone_ids) = 1 THEN -- a quarter faster than by arrays, for those who claim one by one
+    IF cardinality(lone_ids) = 1 THEN -- a seventh faster than by arrays, for those who claim one by one
         numbers := ARRAY[nextval('postbus.numbers')];
         INSERT INTO postbus.blocks (number, first_id, last_id, claimed_at, due_at, subscription, held, owner, worker_id,
                                     token)
@@ -1359,6 +1359,55 @@ BEGIN
         PERFORM postbus.note_kinds(sub, made);
     END IF;
 END $$;
+
+-- ── reading the audit log ───────────────────────────────────────────────────────────────────────────────────────
+
+-- Entry k of a row of the audit log.
+CREATE FUNCTION postbus.entry(l postbus.event_log, k integer)
+    RETURNS TABLE (id bigint, event_id bigint, subscription integer, action text, created_at timestamptz, status text,
+                   attempt integer, epoch bigint, worker_id text, status_code integer, error_type text, error_message text,
+                   execution_time_ms double precision, type text, tags text, priority smallint,
+                   event_created_at timestamptz, ready_at timestamptz, claimed_at timestamptz, retry_count integer,
+                   errors text)
+    LANGUAGE sql IMMUTABLE BEGIN ATOMIC
+    SELECT (l).id + k, (l).first_id + coalesce((l).ids[k + 1], k), (l).subscription, (l).action, (l).created_at, (l).status,
+           (l).attempt, CASE WHEN (l).places IS NULL THEN (l).epoch + k ELSE (l).epoch >> 10 << 10 | (l).places[k + 1] END,
+           (l).worker_id, (l).status_code, (l).error_type, (l).error_message,
+           coalesce((l).times[k + 1], (l).execution_time_ms), (l).type, (l).tags,
+           coalesce((l).priority, CASE WHEN (l).type IS NOT NULL THEN 0::smallint END),
+           (l).event_created_at + coalesce((l).created[k + 1], 0) * interval '1 microsecond',
+           coalesce((l).ready_at, (l).event_created_at + coalesce((l).created[k + 1], 0) * interval '1 microsecond'),
+           (l).claimed_at, (l).retry_count, (l).errors;
+END;
+
+-- The audit log as entries: for reading ranges of ids (entry.id >> 10 << 10 is the id of its row) and exports.
+CREATE VIEW postbus.audit AS
+SELECT e.* FROM postbus.event_log AS l
+ CROSS JOIN LATERAL generate_series(0, coalesce(l.entries, 1) - 1) AS k (n) CROSS JOIN LATERAL postbus.entry(l, k.n) AS e;
+
+-- What the audit log has on one event, in no order: off two indexes, however long the log.
+CREATE FUNCTION postbus.entries_of(event bigint) RETURNS SETOF postbus.audit
+    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    RETURN QUERY SELECT e.* FROM postbus.event_log AS l CROSS JOIN LATERAL postbus.entry(l, 0) AS e
+                  WHERE l.first_id = event AND l.last_id IS NULL;
+    RETURN QUERY SELECT e.* FROM postbus.event_log AS l
+                  CROSS JOIN LATERAL (SELECT CASE WHEN l.ids IS NULL THEN (event - l.first_id)::integer
+                                                  ELSE array_position(l.ids, (event - l.first_id)::smallint) - 1 END AS n
+                                     OFFSET 0) AS k
+                  CROSS JOIN LATERAL postbus.entry(l, k.n) AS e
+                  WHERE l.first_id BETWEEN event - 16383 AND event AND l.last_id >= event AND k.n IS NOT NULL;
+END $$;
+
+-- What leases have recorded: for each (by number, from 1) that has ended, with what action and status.
+CREATE FUNCTION postbus.recorded(subs integer[], ids bigint[], epochs bigint[])
+    RETURNS TABLE (n integer, action text, status text)
+    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT g.n::integer, e.action, e.status
+      FROM unnest(subs, ids, epochs) WITH ORDINALITY AS g (sub, id, epoch, n)
+     CROSS JOIN LATERAL postbus.entries_of(g.id) AS e
+     WHERE e.subscription = g.sub AND e.epoch = g.epoch AND e.action IN ('COMPLETED', 'COMPLETED_WITH_ERRORS', 'FAILED')
+$$;
 
 -- ── settling ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -1779,14 +1828,7 @@ BEGIN
       LEFT JOIN LATERAL (SELECT v.erased_at IS NULL AND postbus.wants(s.patterns, s.tags, v.type, v.tags) AS wanted
                            FROM postbus.events AS v JOIN postbus.subscriptions AS s ON s.number = sub
                           WHERE v.id = event) AS e ON true
-      LEFT JOIN LATERAL (SELECT w.action
-                           FROM (SELECT v.id, v.action FROM postbus.event_log AS v
-                                  WHERE v.first_id = event AND v.last_id IS NULL AND v.subscription = sub
-                                  UNION ALL
-                                 SELECT v.id, v.action FROM postbus.event_log AS v
-                                  WHERE v.first_id BETWEEN event - 16383 AND event AND v.last_id >= event
-                                    AND v.subscription = sub
-                                    AND (v.ids IS NULL OR (event - v.first_id)::smallint = ANY (v.ids))) AS w
+      LEFT JOIN LATERAL (SELECT w.action FROM postbus.entries_of(event) AS w WHERE w.subscription = sub
                           ORDER BY w.id DESC LIMIT 1) AS l ON true;
 END $$;
 
@@ -1962,18 +2004,6 @@ BEGIN
     GET DIAGNOSTICS gone = ROW_COUNT;
     RETURN gone;
 END $$;
-
--- The audit log as entries.
-CREATE VIEW postbus.audit AS
-SELECT l.id + k.n AS id, l.first_id + coalesce(l.ids[k.n + 1], k.n) AS event_id, l.subscription, l.action, l.created_at,
-       l.status, l.attempt,
-       CASE WHEN l.places IS NULL THEN l.epoch + k.n ELSE l.epoch >> 10 << 10 | l.places[k.n + 1] END AS epoch, l.worker_id,
-       l.status_code, l.error_type, l.error_message, coalesce(l.times[k.n + 1], l.execution_time_ms) AS execution_time_ms,
-       l.type, l.tags, l.priority,
-       l.event_created_at + coalesce(l.created[k.n + 1], 0) * interval '1 microsecond' AS event_created_at,
-       coalesce(l.ready_at, l.event_created_at + coalesce(l.created[k.n + 1], 0) * interval '1 microsecond') AS ready_at,
-       l.claimed_at, l.retry_count, l.errors
-  FROM postbus.event_log AS l CROSS JOIN LATERAL generate_series(0, coalesce(l.entries, 1) - 1) AS k (n);
 
 INSERT INTO postbus.meta (key, value) VALUES
     ('schema_version', '0'), ('pruned_through', '0'), ('audit_pruned_through', '0'), ('catalog', '1'),
