@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import psycopg
 import pytest
 
+from tests.conftest import Crew
 from tests.postgres.core_actors import ALL, connect
 from tests.postgres.server import Server
 from tests.postgres.test_core import prepare
@@ -283,17 +284,21 @@ def rewind(client: Client, target: int) -> tuple[Any, ...]:
     return client.run("SELECT before, again FROM postbus.rewind(1, $1, 'operator')", target)[0]
 
 
-def test_a_rewind_shuts_out_claims_that_hold_rows_and_no_cursor(bus: Client, clients: Callable[[], Client]):
-    """Else its event would be leased, and above the cursor too (C1)."""
-    other = clients()
+def test_a_rewind_waits_for_claims_that_hold_rows_and_no_cursor(
+    bus: Client, clients: Callable[[], Client], crew: Crew, eventually: Callable[..., Any]
+):
+    """Else their events would be leased, and above the cursor too (C1)."""
+    other, third = clients(), clients()
     ids = bus.publish({}, {})
     assert bus.claim(1, whole=False).lone == ids[:1]
-    bus.run("SET lock_timeout = '50ms'")
     with other.db.transaction():
-        assert other.claim(1, whole=False).lone == ids[1:]
-        with pytest.raises(psycopg.errors.LockNotAvailable):
-            rewind(bus, 0)
-    assert rewind(bus, 0) == (ids[1], 2)
+        taken = other.claim(1, whole=False)
+        assert taken.lone == ids[1:]
+        crew.start(lambda: rewind(bus, 0))
+        eventually(lambda: third.run("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"))
+    assert crew.join() == [(ids[1], 2)]
+    assert other.finish(taken) == [1]
+    assert other.claim().block == ids
 
 
 def test_a_rewind_ends_leases_and_rows_above_its_target(bus: Client):
