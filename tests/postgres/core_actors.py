@@ -22,8 +22,8 @@ __all__ = ["Actor", "Lease", "connect"]
 
 APPEND: Final = "SELECT event_id FROM postbus.append($1, false)"
 CLAIM: Final = """
-    SELECT state, number, first_id, size, ids, numbers, lone_ids, suspect
-      FROM postbus.claim($1, $2, '[]', $3, 4, $4, $5, 4, $6, $6, $7, true, $8, 0)
+    SELECT state, number, first_id, size, ids, numbers, lone_ids, reached, reached_id
+      FROM postbus.claim($1, $2, '[]', $3, 4, $4, $5, 4, $6, $6, $7, true, $8, 0, $9, $10)
 """
 FINISH: Final = "SELECT postbus.finish($1::bigint[], $2::bigint[], $3::real[], $4)"
 HOLD: Final = "SELECT n, state, attempt, retry_count FROM postbus.hold($1::integer[], $2::bigint[], $3::bigint[])"
@@ -149,6 +149,8 @@ class Claimer(Actor):
         """Hold nothing."""
         super().__init__(url, seed, **config)
         self.wait = False
+        self.looked = 0.0
+        self.since: dict[tuple[int, str], tuple[int, int]] = {}
         self.token = ""
         self.asking = False
         self.done: tuple[list[Lease], ...] = ()
@@ -157,9 +159,14 @@ class Claimer(Actor):
         """Lease what there is."""
         self.token = f"{self.name} {uuid4()}"
         self.asking = True
-        row = self.run(CLAIM, subscription, wanted, most, whole, lease, self.name, self.token, self.wait)[0]
+        if time.monotonic() > self.looked + 1:
+            self.looked, self.since = time.monotonic(), {}
+        since = self.since.get((subscription, wanted), (None, None))
+        row = self.run(CLAIM, subscription, wanted, most, whole, lease, self.name, self.token, self.wait, *since)[0]
         self.asking = False
-        state, number, first, size, offsets, numbers, lone, _ = row
+        state, number, first, size, offsets, numbers, lone, *reached = row
+        if reached[0] is not None:
+            self.since[subscription, wanted] = (reached[0], reached[1])
         self.count(state)
         self.wait = state == "busy"
         leases = [

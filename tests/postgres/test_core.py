@@ -247,9 +247,11 @@ def drain(url: str) -> None:
             connection.execute("SELECT postbus.expire(NULL, 1000, 10000)")
             states: set[str] = set()
             for subscription in (1, 2):
-                row = connection.execute(CLAIM, (subscription, ALL, 1000, True, 10**9, "d", "", False)).fetchone()
+                row = connection.execute(
+                    CLAIM, (subscription, ALL, 1000, True, 10**9, "d", "", False, None, None)
+                ).fetchone()
                 assert row is not None
-                state, number, first, size, offsets, numbers, lone, _ = row
+                state, number, first, size, offsets, numbers, lone, *_ = row
                 states.add(state)
                 pairs = [
                     (number << 10 | place, first + (offsets[place] if offsets else place)) for place in range(size or 0)

@@ -13,7 +13,7 @@ from tests.postgres.core_actors import ALL, connect
 from tests.postgres.server import Server
 from tests.postgres.test_core import prepare
 
-CLAIM = "SELECT * FROM postbus.claim($1, $2, $3, $4, $5, $6, $7, $8, 'w', 'o', 't', $9, $10, $11)"
+CLAIM = "SELECT * FROM postbus.claim($1, $2, $3, $4, $5, $6, $7, $8, 'w', 'o', 't', $9, $10, $11, NULL, NULL)"
 
 
 class Claimed(NamedTuple):

@@ -918,37 +918,58 @@ END $$;
 
 -- ── claiming ────────────────────────────────────────────────────────────────────────────────────────────────────
 
+-- The next priority below `rank` that rows have. Those of priority 0 are not looked for but taken to be there: below a
+-- backlog that was worked off lie dead entries of the index, as long as somebody's old snapshot keeps them.
+CREATE FUNCTION postbus.next_rank(sub integer, suspects boolean, rank integer) RETURNS integer
+    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    bottom integer := CASE WHEN rank > 0 THEN 0 ELSE -11 END;
+    next integer;
+BEGIN
+    SELECT d.priority INTO next FROM postbus.deliveries AS d
+     WHERE d.subscription = sub AND d.state = 0 AND d.alone = suspects AND d.priority < rank AND d.priority > bottom
+     ORDER BY d.priority DESC LIMIT 1;
+    RETURN coalesce(next, CASE WHEN rank > 0 THEN 0 END);
+END $$;
+
 -- Lock rows that are due, by priority (from `high` to `low`), due time and id; those of some kinds, or of all where that
--- is NULL. Rows that others hold are passed over. `plain`: nothing is known of it but when it is due; `last`: it may not
--- be tried again after this attempt.
+-- is NULL. Rows that others hold are passed over. Of priority 0, only those behind (since, since_id). `plain`: nothing is
+-- known of it but when it is due; `last`: it may not be tried again after this attempt. `reached`, `reached_id`: the last
+-- one of priority 0.
 CREATE FUNCTION postbus.take_due(
     sub integer, suspects boolean, kinds bigint[], high integer, low integer, most integer, allowed integer,
-    moment timestamptz,
-    OUT places tid[], OUT ids bigint[], OUT tries integer[], OUT again integer[], OUT plain boolean[], OUT last boolean[]
+    moment timestamptz, since timestamptz, since_id bigint,
+    OUT places tid[], OUT ids bigint[], OUT tries integer[], OUT again integer[], OUT plain boolean[], OUT last boolean[],
+    OUT reached timestamptz, OUT reached_id bigint
 ) LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
-    rank smallint := high + 1;
-    own bigint;
+    rank integer := high + 1;
+    start timestamptz;
+    start_id bigint;
     f record;
 BEGIN
     places := '{}';
     ids := '{}';
     LOOP
-        SELECT d.priority INTO rank FROM postbus.deliveries AS d
-         WHERE d.subscription = sub AND d.state = 0 AND d.alone = suspects AND d.priority < rank
-         ORDER BY d.priority DESC LIMIT 1;
+        rank := CASE WHEN rank = 1 THEN 0 ELSE postbus.next_rank(sub, suspects, rank) END;
         EXIT WHEN rank IS NULL OR rank < low;
+        start := CASE WHEN rank = 0 THEN since END;
+        start := coalesce(start, '-infinity');
+        start_id := coalesce(since_id, 0);
         IF kinds IS NULL OR cardinality(kinds) > 64 THEN
             SELECT array_agg(l.place) AS places, array_agg(l.event_id) AS ids, array_agg(l.attempt) AS tries,
-                   array_agg(l.retry_count) AS again, array_agg(l.plain) AS plain, array_agg(l.last) AS last INTO f
-              FROM (SELECT d.ctid AS place, d.event_id, d.attempt, d.retry_count,
+                   array_agg(l.retry_count) AS again, array_agg(l.plain) AS plain, array_agg(l.last) AS last,
+                   max(l.due_at) AS due INTO f
+              FROM (SELECT d.ctid AS place, d.due_at, d.event_id, d.attempt, d.retry_count,
                            d.attempt = 0 AND d.retry_count = 0 AND d.errors IS NULL AND d.last_retry_at IS NULL
                            AND (d.ready_at = d.created_at
-                                OR d.ready_at IS NOT DISTINCT FROM (SELECT e.due_at FROM postbus.events AS e WHERE e.id = d.event_id)) AS plain,
+                                OR d.ready_at IS NOT DISTINCT FROM (SELECT e.due_at FROM postbus.events AS e
+                                                                     WHERE e.id = d.event_id)) AS plain,
                            d.attempt >= coalesce(d.max_retries + 1, allowed) - 1 AS last
                       FROM postbus.deliveries AS d
                      WHERE d.subscription = sub AND d.state = 0 AND d.alone = suspects AND d.priority = rank
-                       AND d.due_at <= moment AND (kinds IS NULL OR d.kind = ANY (kinds))
+                       AND d.due_at <= moment AND (d.due_at, d.event_id) > (start, start_id)
+                       AND (kinds IS NULL OR d.kind = ANY (kinds))
                      ORDER BY d.due_at, d.event_id LIMIT most - cardinality(ids) FOR UPDATE SKIP LOCKED) AS l;
         ELSE
             -- The candidates are found before any is locked: that tells how many of each kind are among the first.
@@ -958,6 +979,7 @@ BEGIN
                          CROSS JOIN LATERAL (SELECT v.due_at, v.event_id FROM postbus.deliveries AS v
                                               WHERE v.subscription = sub AND v.state = 0 AND v.alone = suspects
                                                 AND v.kind = k.kind AND v.priority = rank AND v.due_at <= moment
+                                                AND (v.due_at, v.event_id) > (start, start_id)
                                               ORDER BY v.due_at, v.event_id LIMIT most - cardinality(ids)) AS d
                          ORDER BY d.due_at, d.event_id LIMIT most - cardinality(ids)) AS c
                  GROUP BY c.kind)
@@ -966,18 +988,19 @@ BEGIN
                    array_agg(l.attempt ORDER BY l.due_at, l.event_id) AS tries,
                    array_agg(l.retry_count ORDER BY l.due_at, l.event_id) AS again,
                    array_agg(l.plain ORDER BY l.due_at, l.event_id) AS plain,
-                   array_agg(l.last ORDER BY l.due_at, l.event_id) AS last INTO f
+                   array_agg(l.last ORDER BY l.due_at, l.event_id) AS last, max(l.due_at) AS due INTO f
               FROM quota AS q
              CROSS JOIN LATERAL (
-                SELECT d.ctid AS place, d.due_at, d.event_id, d.attempt, d.retry_count,
-                       d.attempt = 0 AND d.retry_count = 0 AND d.errors IS NULL AND d.last_retry_at IS NULL
-                       AND (d.ready_at = d.created_at
-                            OR d.ready_at IS NOT DISTINCT FROM (SELECT e.due_at FROM postbus.events AS e WHERE e.id = d.event_id)) AS plain,
-                       d.attempt >= coalesce(d.max_retries + 1, allowed) - 1 AS last
-                  FROM postbus.deliveries AS d
-                 WHERE d.subscription = sub AND d.state = 0 AND d.alone = suspects AND d.kind = q.kind
-                   AND d.priority = rank AND d.due_at <= moment
-                 ORDER BY d.due_at, d.event_id LIMIT q.n FOR UPDATE SKIP LOCKED) AS l;
+                    SELECT d.ctid AS place, d.due_at, d.event_id, d.attempt, d.retry_count,
+                           d.attempt = 0 AND d.retry_count = 0 AND d.errors IS NULL AND d.last_retry_at IS NULL
+                           AND (d.ready_at = d.created_at
+                                OR d.ready_at IS NOT DISTINCT FROM (SELECT e.due_at FROM postbus.events AS e
+                                                                     WHERE e.id = d.event_id)) AS plain,
+                           d.attempt >= coalesce(d.max_retries + 1, allowed) - 1 AS last
+                      FROM postbus.deliveries AS d
+                     WHERE d.subscription = sub AND d.state = 0 AND d.alone = suspects AND d.kind = q.kind
+                       AND d.priority = rank AND d.due_at <= moment AND (d.due_at, d.event_id) > (start, start_id)
+                     ORDER BY d.due_at, d.event_id LIMIT q.n FOR UPDATE SKIP LOCKED) AS l;
         END IF;
         IF f.ids IS NOT NULL THEN
             places := places || f.places;
@@ -986,32 +1009,40 @@ BEGIN
             again := again || f.again;
             plain := plain || f.plain;
             last := last || f.last;
+            IF rank = 0 THEN
+                reached := f.due;
+                reached_id := ids[cardinality(ids)];
+            END IF;
         END IF;
         EXIT WHEN cardinality(ids) >= most;
     END LOOP;
 END $$;
 
--- Whether a row is due that these kinds (NULL: all) cover, locked by nobody's leave.
-CREATE FUNCTION postbus.is_due(sub integer, suspects boolean, kinds bigint[], moment timestamptz) RETURNS boolean
+-- Whether a row is due that these kinds (NULL: all) cover, of priority 0 only behind (since, since_id); locks nothing.
+CREATE FUNCTION postbus.is_due(
+    sub integer, suspects boolean, kinds bigint[], moment timestamptz, since timestamptz, since_id bigint
+) RETURNS boolean
     LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
-    rank smallint := 11;
+    rank integer := 11;
+    start timestamptz;
 BEGIN
     LOOP
-        SELECT d.priority INTO rank FROM postbus.deliveries AS d
-         WHERE d.subscription = sub AND d.state = 0 AND d.alone = suspects AND d.priority < rank
-         ORDER BY d.priority DESC LIMIT 1;
+        rank := CASE WHEN rank = 1 THEN 0 ELSE postbus.next_rank(sub, suspects, rank) END;
         EXIT WHEN rank IS NULL;
+        start := CASE WHEN rank = 0 THEN since END;
+        start := coalesce(start, '-infinity');
         IF kinds IS NULL THEN
             IF EXISTS (SELECT 1 FROM postbus.deliveries AS d
                         WHERE d.subscription = sub AND d.state = 0 AND d.alone = suspects AND d.priority = rank
-                          AND d.due_at <= moment) THEN
+                          AND d.due_at <= moment AND (d.due_at, d.event_id) > (start, coalesce(since_id, 0))) THEN
                 RETURN true;
             END IF;
         ELSIF EXISTS (SELECT 1 FROM unnest(kinds) AS k (kind)
                        CROSS JOIN LATERAL (SELECT 1 FROM postbus.deliveries AS d
                                             WHERE d.subscription = sub AND d.state = 0 AND d.alone = suspects
                                               AND d.kind = k.kind AND d.priority = rank AND d.due_at <= moment
+                                              AND (d.due_at, d.event_id) > (start, coalesce(since_id, 0))
                                             LIMIT 1) AS d) THEN
             RETURN true;
         END IF;
@@ -1023,14 +1054,12 @@ END $$;
 CREATE FUNCTION postbus.next_due(sub integer, kinds bigint[], moment timestamptz) RETURNS timestamptz
     LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
-    rank smallint := 11;
+    rank integer := 11;
     first timestamptz;
     found_due timestamptz;
 BEGIN
     LOOP
-        SELECT d.priority INTO rank FROM postbus.deliveries AS d
-         WHERE d.subscription = sub AND d.state = 0 AND d.alone = false AND d.priority < rank
-         ORDER BY d.priority DESC LIMIT 1;
+        rank := CASE WHEN rank = 1 THEN 0 ELSE postbus.next_rank(sub, false, rank) END;
         EXIT WHEN rank IS NULL;
         IF kinds IS NULL THEN
             SELECT d.due_at INTO found_due FROM postbus.deliveries AS d
@@ -1059,19 +1088,21 @@ END $$;
 -- ask again with `wait`, in a transaction of its own, which takes the cursor before any row); `paused`; `gone` (no such
 -- subscription). The block: `number`, `first_id`, how many (`size`), `ids` as in blocks, `tries` (NULL: all are first
 -- attempts) and `again` (NULL: no retries). Blocks of one: `numbers`, `lone_ids`, `lone_tries`, `lone_again`. `more`:
--- there may be more that is due now; `next_due`: when, if not.
+-- there may be more that is due now; `next_due`: when, if not. Who claims on gives `reached` and `reached_id` back as `since`
+-- and `since_id`, but not for longer than a second: rows that came up behind are found then, or when nothing else is.
 CREATE FUNCTION postbus.claim(
     sub integer, wanted jsonb, blocked jsonb, most integer, free integer, whole boolean, hold bigint, allowed integer,
-    worker text, owner text, token text, idle boolean, wait boolean, bytes integer,
+    worker text, owner text, token text, idle boolean, wait boolean, bytes integer, since bigint, since_id bigint,
     OUT state text, OUT claimed bigint, OUT until bigint, OUT next_due bigint, OUT suspects boolean, OUT suspect boolean,
     OUT more boolean, OUT number bigint, OUT first_id bigint, OUT size integer, OUT ids smallint[], OUT tries integer[],
     OUT again integer[], OUT numbers bigint[], OUT lone_ids bigint[], OUT lone_tries integer[], OUT lone_again integer[],
-    OUT events text
+    OUT reached bigint, OUT reached_id bigint, OUT events text
 ) LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     own record;
     moment timestamptz;
     term timestamptz;
+    start timestamptz := postbus.at(since);
     mine bigint[]; -- the kinds of rows that it may have; NULL: all
     made bigint[] := '{}'; -- the kinds of rows made here
     ahead record;
@@ -1134,10 +1165,10 @@ BEGIN
 
     IF own.suspects THEN
         IF idle AND most > 0 THEN
-            due := postbus.take_due(sub, true, mine, 10, -10, 1, own.allowed, moment);
+            due := postbus.take_due(sub, true, mine, 10, -10, 1, own.allowed, moment, NULL, NULL);
             suspect := cardinality(due.ids) > 0;
         END IF;
-        suspects := NOT suspect AND postbus.is_due(sub, true, mine, moment);
+        suspects := NOT suspect AND postbus.is_due(sub, true, mine, moment, NULL, NULL);
     END IF;
     IF suspect THEN
         ended := false;
@@ -1153,7 +1184,7 @@ BEGIN
             BEGIN
                 PERFORM 1 FROM postbus.cursors AS c WHERE c.subscription = sub FOR UPDATE;
                 moment := postbus.now();
-                IF postbus.is_due(sub, false, mine, moment) THEN
+                IF postbus.is_due(sub, false, mine, moment, start, since_id) THEN
                     RAISE EXCEPTION USING ERRCODE = 'PB000';
                 END IF;
                 held := true;
@@ -1175,7 +1206,7 @@ BEGIN
             END IF;
         END IF;
 
-        due := postbus.take_due(sub, false, mine, 10, 0, most, own.allowed, moment);
+        due := postbus.take_due(sub, false, mine, 10, 0, most, own.allowed, moment, start, since_id);
         room := most - cardinality(due.ids);
         IF cardinality(due.ids) > 0 THEN
             low := due.ids[1] - 8191;
@@ -1201,7 +1232,7 @@ BEGIN
                         IF mine IS NOT NULL THEN
                             mine := mine || passed.special;
                         END IF;
-                        due := postbus.take_due(sub, false, mine, 10, 0, room, own.allowed, moment);
+                        due := postbus.take_due(sub, false, mine, 10, 0, room, own.allowed, moment, start, since_id);
                     END IF;
                     ended := passed.ended;
                     EXIT WHEN ended OR cardinality(due.ids) + cardinality(passed.mine) + cardinality(passed.lone) > 0;
@@ -1214,7 +1245,8 @@ BEGIN
             END IF;
         END IF;
         IF ended AND cardinality(due.ids) + cardinality(all_ids) + cardinality(lone_ids) = 0 THEN
-            due := postbus.take_due(sub, false, mine, -1, -10, most, own.allowed, moment);
+            due := postbus.take_due(sub, false, mine, CASE WHEN start IS NULL THEN -1 ELSE 10 END, -10, most, own.allowed,
+                                    moment, NULL, NULL);
         END IF;
 
         -- Rows come first, then what was passed.
@@ -1282,6 +1314,10 @@ BEGIN
     claimed := postbus.micros(moment);
     until := postbus.micros(term);
     more := NOT coalesce(ended, false);
+    IF NOT suspect THEN
+        reached := postbus.micros(due.reached);
+        reached_id := due.reached_id;
+    END IF;
     IF cardinality(plain_places) > 0 THEN
         DELETE FROM postbus.deliveries AS v WHERE v.ctid = ANY (plain_places);
     END IF;
