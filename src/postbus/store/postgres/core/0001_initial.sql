@@ -2036,7 +2036,9 @@ BEGIN
                                 AND NOT EXISTS (SELECT 1 FROM postbus.skips AS k
                                                  WHERE k.subscription = s.number AND k.event_id = v.id)
                              OFFSET 0) AS e)
-    DELETE FROM postbus.events AS e WHERE e.id > low AND e.id <= high AND e.id NOT IN (SELECT k.id FROM kept AS k);
+    DELETE FROM postbus.events AS e
+     WHERE e.id = ANY (ARRAY(SELECT v.id FROM postbus.events AS v WHERE v.id > low AND v.id <= high
+                             EXCEPT SELECT k.id FROM kept AS k));
     GET DIAGNOSTICS gone = ROW_COUNT;
     RETURN gone;
 END $$;
