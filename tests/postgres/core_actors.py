@@ -1,7 +1,7 @@
 """Processes that publish to, claim from and meddle with the core's tables, past the product: `python -m` this module.
 
-Each reads its configuration as JSON from the command line, works until its standard input closes (publishers: for a given
-time), and writes what it knows at the end as JSON.
+Each reads its configuration as JSON from the command line, works until there is something on its standard input
+(publishers: for a given time), and writes what it knows at the end as JSON.
 """
 
 import json
@@ -100,9 +100,8 @@ class Actor:
                 if self._connection is not None and not self._connection.closed:
                     raise
                 self.count("lost")
-        print(
-            json.dumps({"name": self.name, "counts": self.counts, "ids": self.ids, "slowest": self.slowest}), flush=True
-        )  # noqa: T201
+        known = {"name": self.name, "counts": self.counts, "ids": self.ids, "slowest": self.slowest}
+        print(json.dumps(known), flush=True)  # noqa: T201  for whoever started it
 
 
 class Publisher(Actor):
@@ -278,8 +277,8 @@ class Meddler(Claimer):
                     continue
                 action = {"done": "COMPLETED", "retry": "FAILED", "dead": "FAILED"}[outcome]
                 status = {"done": "COMPLETED", "retry": "PENDING", "dead": "FAILED"}[outcome]
-                entries.append({"event_id": lease.event_id, "epoch": lease.epoch, "subscription": lease.subscription,
-                                "attempt": attempt, "action": action, "status": status, "worker_id": self.name})  # fmt: skip
+                entries.append({**lease._asdict(), "subscription": lease.subscription, "attempt": attempt,
+                                "action": action, "status": status, "worker_id": self.name})  # fmt: skip
                 if outcome == "done":
                     gone.append(lease)
                 else:
