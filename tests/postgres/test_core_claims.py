@@ -3,7 +3,9 @@
 import json
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from contextlib import suppress
+from importlib import resources
+from typing import Any, Final, LiteralString, NamedTuple, cast
 
 import psycopg
 import pytest
@@ -13,7 +15,8 @@ from tests.postgres.core_actors import ALL, connect
 from tests.postgres.server import Server
 from tests.postgres.test_core import prepare
 
-CLAIM = "SELECT * FROM postbus.claim($1, $2, $3, $4, $5, $6, $7, $8, 'w', 'o', 't', $9, $10, $11, NULL, NULL)"
+ROLES: Final = resources.files("postbus.store.postgres").joinpath("core/roles.sql").read_text(encoding="utf-8")
+CLAIM: Final = "SELECT * FROM postbus.claim($1, $2, $3, $4, $5, $6, $7, $8, 'w', 'o', 't', $9, $10, $11, NULL, NULL)"
 
 
 class Claimed(NamedTuple):
@@ -347,6 +350,37 @@ def test_what_was_too_scattered_is_found_in_gaps(bus: Client, clients: Callable[
         assert bus.run("SELECT made, kept FROM postbus.close_gap($1)", number) == [(0, True)]
     assert bus.run("SELECT made, kept FROM postbus.close_gap($1)", number) == [(600, False)]
     assert bus.claim().block == late
+
+
+def test_the_worker_s_role_can_do_all_of_it(bus: Client):
+    """And cannot change the log; a publisher can append to it, and nothing else (S6)."""
+    bus.db.execute(cast("LiteralString", ROLES))
+    bus.run("SET ROLE postbus_worker")
+    ids = bus.publish(*[{}] * 4, {"priority": 1})
+    assert bus.claim(2, lease=0).block == [ids[4], ids[0]]
+    assert bus.run("SELECT postbus.expire(NULL, 4, 10)") == [(2,)]
+    claimed = bus.claim(idle=False)
+    assert bus.finish(claimed._replace(block=claimed.block[:1], epochs=claimed.epochs[:1])) == []
+    assert bus.run("SELECT postbus.extend($1::bigint[], 1)", [claimed.epochs[0] >> 10]) != []
+    assert bus.run("SELECT place FROM postbus.withdraw(1, $1)", ids[2]) == [("block",)]
+    assert rewind(bus, 0)[1] == 5
+    assert len(bus.claim().block) == 5
+    for refused in (
+        "UPDATE postbus.events SET type = 'x'",
+        "DELETE FROM postbus.event_log",
+        "SELECT 1 FROM postbus.tokens",
+    ):
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            bus.run(refused)
+    bus.run("SET ROLE postbus_publisher")
+    bus.publish({})
+    bus.run("SELECT postbus.publish('a')")
+    with pytest.raises(psycopg.errors.InsufficientPrivilege):
+        bus.claim()
+    bus.run("RESET ROLE")
+    bus.db.execute("DROP OWNED BY postbus_reader, postbus_publisher, postbus_worker")
+    with suppress(psycopg.errors.DependentObjectsStillExist):  # other databases of this server may have them
+        bus.db.execute("DROP ROLE postbus_reader, postbus_publisher, postbus_worker")
 
 
 @pytest.mark.parametrize("start", ["now", "beginning", "2"])

@@ -386,6 +386,11 @@ END $$;
 CREATE FUNCTION postbus.bump() RETURNS void LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     AS $$ UPDATE postbus.meta SET value = value::bigint + 1 WHERE key = 'catalog' $$;
 
+-- How far the log was pruned; it stays so while this transaction lasts. A function, for the same reason.
+CREATE FUNCTION postbus.hold_pruned() RETURNS bigint LANGUAGE sql VOLATILE SECURITY DEFINER
+    SET search_path = pg_catalog, pg_temp
+    AS $$ SELECT value::bigint FROM postbus.meta WHERE key = 'pruned_through' FOR SHARE $$;
+
 -- Move a checkpoint if its reader's epoch still stands; return whether it does. The server may crash before this is on
 -- disk: then events are handled again that were handled, which a checkpoint on its own cannot rule out anyway. Whatever
 -- rests on it, such as a prune, commits synchronously, and takes it along.
@@ -1938,7 +1943,7 @@ DECLARE
     rest int8multirange := '{}';
 BEGIN
     PERFORM postbus.require_read_committed();
-    SELECT m.value::bigint INTO pruned FROM postbus.meta AS m WHERE m.key = 'pruned_through' FOR SHARE;
+    pruned := postbus.hold_pruned();
     IF start = 'now' THEN
         safe := postbus.head('events');
         SELECT (SELECT e.id FROM postbus.events AS e ORDER BY e.id DESC LIMIT 1),
@@ -1974,7 +1979,7 @@ DECLARE
 BEGIN
     PERFORM postbus.require_read_committed();
     PERFORM pg_advisory_xact_lock(postbus.namespace('subscription') << 48 | sub);
-    SELECT m.value::bigint INTO pruned FROM postbus.meta AS m WHERE m.key = 'pruned_through' FOR SHARE;
+    pruned := postbus.hold_pruned();
     SELECT c.position INTO before FROM postbus.cursors AS c WHERE c.subscription = sub FOR UPDATE;
     IF target < pruned OR target >= before OR before IS NULL THEN
         RAISE EXCEPTION 'the position % is not between % and %', target, pruned, before USING ERRCODE = 'PB004';
