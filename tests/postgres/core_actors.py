@@ -27,6 +27,7 @@ CLAIM: Final = """
 """
 FINISH: Final = "SELECT postbus.finish($1::bigint[], $2::bigint[], $3::real[], $4)"
 HOLD: Final = "SELECT n, state, attempt, retry_count FROM postbus.hold($1::integer[], $2::bigint[], $3::bigint[])"
+WITHDRAW: Final = "SELECT place, state FROM postbus.withdraw($1::integer[], $2::bigint[]) ORDER BY n"
 ALL: Final = '[["*", []]]'
 ONLY_A: Final = '[["a", []]]'
 Row = tuple[Any, ...]
@@ -326,7 +327,7 @@ class Meddler(Claimer):
     def _reset(self) -> None:
         subscription, event = self.chance.choice([1, 2]), self._event()
         with self.connection.transaction():
-            place, state = self.run("SELECT place, state FROM postbus.withdraw($1, $2)", subscription, event)[0]
+            place, state = self.run(WITHDRAW, [subscription], [event])[0]
             if place in ("skip", "ended", "none") or (place == "row" and state in (2, 3)):
                 return
             kinds = self.run(
@@ -340,14 +341,17 @@ class Meddler(Claimer):
             self.count(f"reset {place}")
 
     def _cancel(self) -> None:
-        subscription, event = self.chance.choice([1, 2]), self._event()
+        """Cancel an event in both subscriptions at once, as an erase does."""
+        event = self._event()
         with self.connection.transaction():
-            place, state = self.run("SELECT place, state FROM postbus.withdraw($1, $2)", subscription, event)[0]
-            if place in ("skip", "ended", "none") or (place == "row" and state in (2, 3)):
-                return
-            self.run("DELETE FROM postbus.deliveries WHERE subscription = $1 AND event_id = $2", subscription, event)
-            self._log(subscription, event, "CANCELLED")
-            self.count(f"cancel {place}")
+            found = self.run(WITHDRAW, [2, 1], [event, event])
+            for subscription, (place, state) in zip((2, 1), found, strict=True):
+                if place in ("skip", "ended", "none") or (place == "row" and state in (2, 3)):
+                    continue
+                sql = "DELETE FROM postbus.deliveries WHERE subscription = $1 AND event_id = $2"
+                self.run(sql, subscription, event)
+                self._log(subscription, event, "CANCELLED")
+                self.count(f"cancel {place}")
 
     def _log(self, subscription: int, event: int, action: str) -> None:
         entry = {"event_id": event, "subscription": subscription, "action": action, "worker_id": self.name}

@@ -362,7 +362,7 @@ def test_the_worker_s_role_can_do_all_of_it(bus: Client):
     claimed = bus.claim(idle=False)
     assert bus.finish(claimed._replace(block=claimed.block[:1], epochs=claimed.epochs[:1])) == []
     assert bus.run("SELECT postbus.extend($1::bigint[], 1)", [claimed.epochs[0] >> 10]) != []
-    assert bus.run("SELECT place FROM postbus.withdraw(1, $1)", ids[2]) == [("block",)]
+    assert bus.run("SELECT place FROM postbus.withdraw(ARRAY[1], ARRAY[$1::bigint])", ids[2]) == [("block",)]
     assert rewind(bus, 0)[1] == 5
     assert len(bus.claim().block) == 5
     for refused in (
@@ -433,7 +433,7 @@ def test_withdraw_takes_a_delivery_from_wherever_it_is(
     if where == "done":
         assert claimed is not None
         bus.finish(claimed)
-    found = bus.run("SELECT place FROM postbus.withdraw(1, $1)", 99 if where == "none" else event)
+    found = bus.run("SELECT place FROM postbus.withdraw(ARRAY[1], ARRAY[$1::bigint])", 99 if where == "none" else event)
     assert found == [(place,)]
     rows = bus.run("SELECT state FROM postbus.deliveries WHERE event_id = $1", event)
     assert rows == ([] if where in ("done", "none") else [(0,)])

@@ -1873,60 +1873,76 @@ BEGIN
                           ORDER BY w.id DESC LIMIT 1) AS l ON true;
 END $$;
 
--- Take a delivery from wherever it is, for a verb that decides what becomes of it: afterwards it is in a row that is locked
--- (made here, pending, if there was none), and nowhere else. Returns where it was; 'row' with state 2 or 3, 'skip', 'ended'
--- and 'none' are left as they are. The cursor is locked here, so that no pass moves it meanwhile; blocks and rows are not
--- waited for out of order: each is looked at again once it is locked.
-CREATE FUNCTION postbus.withdraw(sub integer, event bigint, OUT place text, OUT state smallint, OUT epoch bigint,
-                                 OUT attempt integer)
+-- Take deliveries from wherever they are, for a verb that decides what becomes of them: afterwards each is in a row that
+-- is locked (made here, pending, if there was none), and nowhere else. Returns where each was, by number (from 1); 'row'
+-- with state 2 or 3, 'skip', 'ended' and 'none' are left as they are. Cursors are locked first, so that no pass moves
+-- anything meanwhile; then blocks, then rows. What has moved by then is let go and looked for again: to lock one more block
+-- while holding a row could deadlock with who settles it. The caller notes the kinds of what stays pending.
+CREATE FUNCTION postbus.withdraw(subs integer[], ids bigint[])
+    RETURNS TABLE (n integer, place text, state smallint, epoch bigint, attempt integer)
     LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
+    sub integer;
     f record;
-    again record;
+    before text;
+    seen text;
+    ended bigint[];
     moment timestamptz;
 BEGIN
     PERFORM postbus.require_read_committed();
-    PERFORM postbus.hold_subscription(sub);
-    PERFORM 1 FROM postbus.cursors AS c WHERE c.subscription = sub FOR UPDATE;
-    PERFORM 1 FROM postbus.checkpoints AS c WHERE c.subscription = sub FOR UPDATE;
-    LOOP
-        f := postbus.find(sub, event);
-        IF f.place = 'block' THEN
-            PERFORM postbus.lock_blocks(ARRAY[f.epoch]);
-        END IF;
-        PERFORM 1 FROM postbus.deliveries AS d WHERE d.subscription = sub AND d.event_id = event FOR UPDATE;
-        again := postbus.find(sub, event);
-        EXIT WHEN again.place = f.place AND again.epoch IS NOT DISTINCT FROM f.epoch;
+    FOREACH sub IN ARRAY ARRAY(SELECT DISTINCT s FROM unnest(subs) AS s ORDER BY s) LOOP
+        PERFORM postbus.hold_subscription(sub);
     END LOOP;
-    place := again.place;
-    state := again.state;
-    epoch := again.epoch;
-    attempt := again.attempt;
+    FOREACH sub IN ARRAY ARRAY(SELECT DISTINCT s FROM unnest(subs) AS s ORDER BY s) LOOP
+        PERFORM 1 FROM postbus.cursors AS c WHERE c.subscription = sub FOR UPDATE;
+        PERFORM 1 FROM postbus.checkpoints AS c WHERE c.subscription = sub FOR UPDATE;
+    END LOOP;
+    LOOP
+        BEGIN
+            SELECT array_agg(l.epoch), string_agg(concat(l.place, l.epoch), ',' ORDER BY g.n) INTO ended, before
+              FROM unnest(subs, ids) WITH ORDINALITY AS g (sub, id, n) CROSS JOIN LATERAL postbus.find(g.sub, g.id) AS l;
+            PERFORM postbus.lock_blocks(ended);
+            PERFORM 1 FROM (SELECT g.sub, g.id FROM unnest(subs, ids) AS g (sub, id) ORDER BY g.sub, g.id) AS g
+              CROSS JOIN LATERAL (SELECT 1 FROM postbus.deliveries AS d
+                                   WHERE d.subscription = g.sub AND d.event_id = g.id FOR UPDATE) AS d;
+            SELECT string_agg(concat(l.place, l.epoch), ',' ORDER BY g.n) INTO seen
+              FROM unnest(subs, ids) WITH ORDINALITY AS g (sub, id, n) CROSS JOIN LATERAL postbus.find(g.sub, g.id) AS l;
+            EXIT WHEN seen = before;
+            RAISE EXCEPTION USING ERRCODE = 'PB000';
+        EXCEPTION WHEN SQLSTATE 'PB000' THEN
+            NULL;
+        END;
+    END LOOP;
     moment := postbus.now();
-    CASE place
-    WHEN 'block' THEN
-        PERFORM postbus.set_bits(ARRAY[epoch]);
-        IF state IS NULL THEN
-            PERFORM postbus.make_rows(sub, ARRAY[event], moment);
-            UPDATE postbus.deliveries AS d SET attempt = 1 WHERE d.subscription = sub AND d.event_id = event;
-            attempt := 1;
-        ELSE
-            UPDATE postbus.deliveries AS d SET state = 0, due_at = moment, updated_at = moment
-             WHERE d.subscription = sub AND d.event_id = event;
+    FOR f IN SELECT g.sub, g.id, g.n, l.* FROM unnest(subs, ids) WITH ORDINALITY AS g (sub, id, n)
+              CROSS JOIN LATERAL postbus.find(g.sub, g.id) AS l ORDER BY g.sub, g.id
+    LOOP
+        n := f.n;
+        place := f.place;
+        state := f.state;
+        epoch := f.epoch;
+        attempt := f.attempt;
+        IF place = 'block' THEN
+            PERFORM postbus.set_bits(ARRAY[epoch]);
+            attempt := coalesce(attempt, 1);
         END IF;
-    WHEN 'above' THEN
-        PERFORM postbus.make_rows(sub, ARRAY[event], moment);
-        INSERT INTO postbus.skips (subscription, event_id) VALUES (sub, event);
-    WHEN 'missing' THEN
-        PERFORM postbus.make_rows(sub, ARRAY[event], moment);
-        UPDATE postbus.cursors AS c SET missing = c.missing - int8multirange(int8range(event, event, '[]'))
-         WHERE c.subscription = sub;
-    WHEN 'gap' THEN
-        PERFORM postbus.make_rows(sub, ARRAY[event], moment);
-        UPDATE postbus.gaps AS g SET ids = g.ids - int8multirange(int8range(event, event, '[]')) WHERE g.number = again.gap;
-    ELSE
-        NULL;
-    END CASE;
+        IF state IS NULL AND place IN ('block', 'above', 'missing', 'gap') THEN
+            PERFORM postbus.make_rows(f.sub, ARRAY[f.id], moment);
+        END IF;
+        IF place = 'block' THEN
+            UPDATE postbus.deliveries AS d
+               SET state = 0, due_at = coalesce(d.due_at, moment), attempt = withdraw.attempt, updated_at = moment
+             WHERE d.subscription = f.sub AND d.event_id = f.id;
+        ELSIF place = 'above' THEN
+            INSERT INTO postbus.skips (subscription, event_id) VALUES (f.sub, f.id);
+        ELSIF place = 'missing' THEN
+            UPDATE postbus.cursors AS c SET missing = c.missing - int8multirange(int8range(f.id, f.id, '[]'))
+             WHERE c.subscription = f.sub;
+        ELSIF place = 'gap' THEN
+            UPDATE postbus.gaps AS g SET ids = g.ids - int8multirange(int8range(f.id, f.id, '[]')) WHERE g.number = f.gap;
+        END IF;
+        RETURN NEXT;
+    END LOOP;
 END $$;
 
 -- ── subscriptions ───────────────────────────────────────────────────────────────────────────────────────────────
