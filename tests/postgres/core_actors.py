@@ -128,7 +128,7 @@ class Publisher(Actor):
         time.sleep(chance.choice([0, 0.002, 0.01]))
 
     def _batch(self) -> str:
-        return json.dumps([self._event() for _ in range(self.chance.choice([1, 1, 1, 5, 50, 200]))])
+        return json.dumps([self._event() for _ in range(self.chance.choice(self.config["sizes"]))])
 
     def _event(self) -> dict[str, Any]:
         event: dict[str, Any] = {"uid": str(uuid4()), "type": self.chance.choice("aab"), "payload": "1"}
@@ -383,7 +383,7 @@ class Meddler(Claimer):
     def _publish(self) -> None:
         publisher = Publisher.__new__(Publisher)
         publisher.__dict__ |= self.__dict__
-        publisher.config = {"longest": 0.2}
+        publisher.config = {"longest": 0.2, "sizes": [1, 1, 5, 20]}
         Publisher.act(publisher)
 
     def _gaps(self) -> None:

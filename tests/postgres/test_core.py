@@ -172,7 +172,7 @@ def chaos(server: Server, url: str, seconds: float, restarts: int) -> str:
     publishers, claimers = Company(url), Company(url)
     try:
         for _ in range(6):
-            publishers.start("publisher", seconds=seconds, longest=2)
+            publishers.start("publisher", seconds=seconds, longest=2, sizes=[1, 1, 1, 5, 50, 200])
         for kind in ("blocks", "type", "single") * 2:
             claimers.start("claimer", kind=kind)
         publishers.ready()
