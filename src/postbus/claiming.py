@@ -62,6 +62,9 @@ class Claiming:
                 lease=self.execution.lease,
                 policy=self.execution.policy,
                 alone=alone,
+                shared=not any(
+                    each.transactional for each in self.execution.handlers.all() if each.subscription == subscription
+                ),
             )
         )
 

@@ -44,8 +44,12 @@ def _examine(url: str | None, *, deep: bool, mend: bool) -> Iterator[Finding]:
                 Patient.of(store, url).mend()
             yield from Patient.of(store, url).examined(deep=deep)  # anew: a patient counts its figures only once
     except SchemaMismatch as error:
-        newer = "upgrade postbus" in str(error)
-        yield wrong("schema", str(error), "pip install --upgrade postbus" if newer else f"postbus migrate{here}")
+        remedy = f"postbus migrate{here}"
+        if "upgrade postbus" in str(error):
+            remedy = "pip install --upgrade postbus"
+        elif "postbus import" in str(error):
+            remedy = "name a new file, and run the command above"
+        yield wrong("schema", str(error), remedy)
     except UnsafeStore as error:
         how = "mend what it says; if it is damage, stop the workers, restore a backup, then: postbus restore-mark"
         yield wrong("store", str(error), how + here)

@@ -171,14 +171,17 @@ def make(
         live = _kept(stack, open)
         standing = _standing(live, now)
         rows = audit.select(*AUDIT)
+        ended = rows.where(fn.col("status") == "FAILED")
         if since is not None:
             rows = rows.where(fn.col("created_at") >= facts.at(since))
+            ended = ended.where(fn.col("created_at") < facts.at(since))
         known = _kept(stack, events.select("id", "type", "tags", "priority", "created_at"))
         log = _kept(stack, facts.described(rows, known))
         period = _Period.of(since or min(_beginning(log, known) or until - HOUR, until - MINUTE), until)
         attempts = _kept(stack, facts.attempts(log).where(period.holds("finished_at")))
         figures = _figures(attempts, period.size)
-        counted = _counted(log, known, live, period)
+        # A dead letter that was discarded since was unfinished until it died, and not until then.
+        counted = _counted(log if since is None else log.unionByName(ended), known, live, period)
         stale = facts.stale_workers(log, live, now=now, silent_after=silent_after, stuck_after=stuck_after)
         faults = facts.fingerprints(attempts).orderBy(fn.desc("count"), fn.desc("last_seen")).limit(MOST_FAULTS)
         types = _worst_first(figures["type"])

@@ -1,12 +1,15 @@
-"""What this process remembers of the slowly changing tables: subscriptions and routes.
+"""What a connection remembers of the slowly changing tables: subscriptions, their numbers, and kinds of events.
 
 Every connection has a memory of its own, used by one thread at a time: the writer's may hold what is not committed
 yet, and forgets everything at a rollback; a reader's holds what its snapshot shows. `meta.catalog` counts the changes
-that added routes cannot tell of (a subscription made, changed or removed, routes removed), so that one look at the
-start of a transaction is enough to be up to date.
+that added kinds cannot tell of, so that one look at the start of a transaction is enough to be up to date.
 """
 
+import hashlib
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
 
 import orjson
 
@@ -15,22 +18,70 @@ from postbus.errors import NotFound, UnsafeStore
 from postbus.model import Mode, Subscription
 from postbus.pattern import Interest
 from postbus.retry import RetryPolicy
-from postbus.store.records import decoding
-from postbus.store.routes import Route, RouteBook, Selection, route_id
-from postbus.store.session import Database, Row
+from postbus.store.records import decoding, split_tags
+from postbus.store.session import Database
 
-__all__ = ["Catalog", "Fanout"]
+SEPARATOR: Final = "\x1f"
+MAX_SELECTIONS: Final = 1_000
+MAX_REMEMBERED: Final = 100_000
 
-MAX_REMEMBERED = 100_000
-Fanout = tuple[tuple[str, int], ...]
+
+class Kind(NamedTuple):
+    """A type and a set of tags, sorted and joined by commas; `id` is a hash of both."""
+
+    id: int
+    type: str
+    tags: str
+
+
+@lru_cache(MAX_REMEMBERED)
+def _hash(type_: str, tags: str) -> int:
+    digest = hashlib.md5(f"{type_}{SEPARATOR}{tags}".encode(), usedforsecurity=False).digest()
+    return int.from_bytes(digest[:8], "big", signed=True)
+
+
+def kind_of(type_: str, tags: str) -> Kind:
+    """Return the kind of an event with these tags, joined by commas in any order."""
+    joined = ",".join(sorted(tags.split(","))) if "," in tags else tags
+    return Kind(_hash(type_, joined), type_, joined)
+
+
+class Selection:
+    """What some interests, less what is blocked, cover: which kinds, and whether that is everything."""
+
+    def __init__(self, interests: Sequence[Interest], blocked: Sequence[Interest]) -> None:
+        self._interests = interests
+        self._blocked = blocked
+        self._wanted: dict[tuple[str, str], bool] = {}
+        self.kinds: dict[int, None] = {}
+        self.seen = 0
+        self.turn = -(1 << 63)
+        """The kind that the last claim of many kinds ended at: each has its turn."""
+        self.everything = not blocked and any(each.pattern == "*" and not each.tags for each in interests)
+        self.nothing = all(each in blocked for each in interests)
+
+    def wants(self, type_: str, tags: str) -> bool:
+        """Return whether events of a type with these tags, joined by commas, are covered."""
+        if self.everything:
+            return True
+        found = self._wanted.get((type_, tags))
+        if found is None:
+            if len(self._wanted) >= MAX_REMEMBERED:
+                self._wanted.clear()
+            split = split_tags(tags)
+            found = any(each.wants(type_, split) for each in self._interests) and not any(
+                each.wants(type_, split) for each in self._blocked
+            )
+            self._wanted[type_, tags] = found
+        return found
 
 
 class Catalog:
-    """Subscriptions and routes as one connection saw them at the last `refresh`."""
+    """Subscriptions and kinds as one connection saw them at the last `refresh`."""
 
     def __init__(self) -> None:
-        """Begin with nothing remembered."""
         self.head = 0
+        """The last id given to an event."""
         self.now = 0
         """The database's time at the last look, where it is the one that decides."""
         self.forget()
@@ -40,9 +91,12 @@ class Catalog:
         self._version = -1
         self._marker = 0
         self._subscriptions: dict[str, Subscription] = {}
-        self._queues: tuple[str, ...] = ()
-        self._book = RouteBook()
-        self._fanout: dict[tuple[str, tuple[str, ...], int], Fanout] = {}
+        self._numbers: dict[str, int] = {}
+        self._names: dict[int, str] = {0: ""}
+        self._wanted: dict[str, Selection] = {}
+        self._kinds: dict[int, Kind] = {}
+        self._order: list[Kind] = []
+        self._selections: dict[tuple[tuple[Interest, ...], tuple[Interest, ...]], Selection] = {}
 
     @property
     def empty(self) -> bool:
@@ -57,13 +111,21 @@ class Catalog:
             self._load_subscriptions(db)
             self._version = row[0]
             row = db.run("catalog", (self._marker,))[0]
-        _, self._marker, self.head, self.now, routes = row
-        for each in orjson.loads(routes):
-            self._book.add(Route(*each[:5], solo=bool(each[5])))
+        _, self._marker, self.head, self.now, kinds = row
+        for each in orjson.loads(kinds):
+            self._remember(Kind(*each))
 
     def _load_subscriptions(self, db: Database) -> None:
-        self._subscriptions = {row[0]: _subscription(row) for row in db.run("subscriptions")}
-        self._queues = tuple(found.name for found in self._subscriptions.values() if found.mode is Mode.QUEUE)
+        for number, *row in db.run("subscriptions"):
+            found = _subscription(row)
+            self._subscriptions[found.name] = found
+            self._numbers[found.name] = number
+            tags = frozenset(found.tags)
+            self._wanted[found.name] = Selection([Interest(each, tags) for each in found.patterns], ())
+        self._names |= {number: name for name, number in self._numbers.items()}
+        self._names |= dict(db.run("former_subscriptions"))
+
+    # ── subscriptions ────────────────────────────────────────────────────────────────────────────────────────────
 
     def subscription(self, name: str) -> Subscription:
         """Return a subscription; raise NotFound."""
@@ -76,85 +138,66 @@ class Catalog:
         """Return all subscriptions by name."""
         return tuple(self._subscriptions.values())
 
-    def wants(self, name: str, event_type: str, tags: tuple[str, ...]) -> bool:
-        """Return whether a subscription wants such an event."""
-        found = self._subscriptions[name]
-        wanted = frozenset(found.tags)
-        return any(Interest(pattern, wanted).wants(event_type, tags) for pattern in found.patterns)
+    def number(self, name: str) -> int:
+        """Return a subscription's number; raise NotFound."""
+        self.subscription(name)
+        return self._numbers[name]
 
-    def select(
-        self, subscription: str, interests: tuple[Interest, ...], blocked: tuple[Interest, ...] = ()
-    ) -> Selection:
-        """Return the routes that these interests resolve to."""
-        return self._book.select(subscription, interests, blocked)
+    def known_number(self, name: str) -> int | None:
+        """Return a subscription's number; None if there is none."""
+        return self._numbers.get(name)
 
-    def route(self, db: Database, identity: int) -> Route:
-        """Return what a route's id stands for; raise UnsafeStore if nothing does.
+    def name(self, number: int) -> str:
+        """Return the name of a subscription, also of a deleted one."""
+        try:
+            return self._names[number]
+        except KeyError:
+            raise UnsafeStore(f"the store names subscription {number}, which never was") from None
 
-        Where others write at the same time, a delivery read just now may be filed under a route that was registered
-        after the look at the start of this transaction. And a server that has crashed may give out numbers of
-        transactions again, below those seen. Then everything is read anew.
-        """
-        if identity not in self._book.by_id:
+    def wants(self, name: str, type_: str, tags: str) -> bool:
+        """Return whether a subscription wants events of a type with these tags, joined by commas."""
+        return self._wanted[name].wants(type_, tags)
+
+    # ── kinds ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def select(self, interests: tuple[Interest, ...], blocked: tuple[Interest, ...] = ()) -> Selection:
+        """Return what these interests cover; only kinds new since the last call are looked at."""
+        selection = self._selections.get((interests, blocked))
+        if selection is None:
+            if len(self._selections) >= MAX_SELECTIONS:
+                self._selections.clear()
+            selection = self._selections[interests, blocked] = Selection(interests, blocked)
+        for kind in self._order[selection.seen :]:
+            if selection.wants(kind.type, kind.tags):
+                selection.kinds[kind.id] = None
+        selection.seen = len(self._order)
+        return selection
+
+    def kind(self, db: Database, identity: int) -> Kind:
+        """Return a kind by its id; raise UnsafeStore if it is not there."""
+        if identity not in self._kinds:  # added since this transaction began, where others write at the same time
             self.forget()
             self.refresh(db)
         try:
-            return self._book.by_id[identity]
+            return self._kinds[identity]
         except KeyError:
-            raise UnsafeStore(f"a delivery is filed under route {identity}, which is not registered") from None
+            raise UnsafeStore(f"a delivery is of kind {identity}, which is not registered") from None
 
-    def fanout(self, db: Database, event_type: str, tags: tuple[str, ...], priority: int) -> Fanout:
-        """Return (subscription, route) for every queue that wants such an event, registering routes not seen before."""
-        key = (event_type, tags, priority)
-        found = self._fanout.get(key)
-        if found is None:
-            found = tuple(
-                (name, self.file_under(db, name, priority, event_type, tags))
-                for name in self._queues
-                if self.wants(name, event_type, tags)
-            )
-            if len(self._fanout) >= MAX_REMEMBERED:
-                self._fanout.clear()
-            self._fanout[key] = found
-        return found
+    def require_kinds(self, db: Database, kinds: Iterable[Kind]) -> None:
+        """Have kinds registered until the end of the transaction: known ones too, for unused ones may be removed."""
+        new = sorted({each for each in kinds if each.id not in self._kinds})
+        if new:
+            db.many("add_kind", new)
+            for each in new:
+                self._remember(each)
 
-    def file_under(self, db: Database, subscription: str, priority: int, event_type: str, tags: tuple[str, ...]) -> int:
-        """Return the id of a route, registering it in `db`'s transaction if it is new."""
-        joined = ",".join(sorted(tags))
-        identity = route_id(subscription, priority, event_type, joined, solo=False)
-        self._register(db, Route(identity, subscription, priority, event_type, joined, solo=False))
-        return identity
-
-    def file_anew(self, db: Database, subscription: str, priority: int, event_type: str, tags: tuple[str, ...]) -> int:
-        """Return the id of a route that stays registered until the end of `db`'s transaction; see `register`."""
-        way = (priority, event_type, ",".join(sorted(tags)))
-        return self.register(db, Route(route_id(subscription, *way, solo=False), subscription, *way, solo=False))
-
-    def variant(self, db: Database, identity: int, *, solo: bool) -> int:
-        """Return the route for the same events run alone, or run beside others again."""
-        route = self.route(db, identity)
-        if route.solo == solo:
-            return identity
-        twin = route._replace(id=route_id(*route[1:5], solo=solo), solo=solo)
-        return self.register(db, twin)
-
-    def register(self, db: Database, route: Route) -> int:
-        """Have a route registered until the end of `db`'s transaction; return its id.
-
-        Done anew, though it may be known: where others write at the same time, one that nobody uses may be on its way
-        out.
-        """
-        db.run("add_route", route)
-        self._book.add(route)
-        return route.id
-
-    def _register(self, db: Database, route: Route) -> None:
-        if route.id not in self._book.by_id:
-            db.run("add_route", route)
-            self._book.add(route)
+    def _remember(self, kind: Kind) -> None:
+        if kind.id not in self._kinds:
+            self._kinds[kind.id] = kind
+            self._order.append(kind)
 
 
-def _subscription(row: Row) -> Subscription:
+def _subscription(row: Sequence[Any]) -> Subscription:
     name, mode, patterns, tags, paused, lease, retry, created_at = row
     with decoding():
         return Subscription(

@@ -4,7 +4,12 @@ Rules for every method:
 
 - A write is durable when the method returns (but see `move`), and all of it or none of it happened.
 - Whatever decides by time uses the store's one clock (`now`).
-- Every change of a delivery writes its audit row in the same transaction (I13).
+- A queue subscription gets each event behind the position where it began that its patterns and tags cover: a delivery,
+  which is pending until it is claimed, leased until its lease is settled or ends, and then pending again, dead or
+  finished. It is in exactly one of these states at any moment, however a store keeps it.
+- Every change of a delivery writes its audit entry in the same transaction (I13). Publishing writes none. Rewinding and
+  deleting a queue write one entry for all the events that nobody had claimed yet.
+- Ids of audit entries rise, and positions between them may be empty: count entries, never subtract ids.
 - What a read returns fits into `PAGE_BYTES`: a list, a page or a claim that would be larger comes shorter, and says
   so by `next` or `more`. One event alone always fits.
 - StoreUnavailable means that nothing was acknowledged: it may have happened all the same if a server was lost in the
@@ -105,6 +110,13 @@ class Claim:
     """How many attempts an expired delivery has, unless its event or subscription says otherwise."""
     alone: bool = True
     """The claimer holds nothing else, so that it may take a suspect (one, and nothing beside it)."""
+    shared: bool = False
+    """Lease what it takes as one block, which is extended as a whole, and expires as a whole if nobody extends it.
+
+    For a worker that holds all of it in one process and extends all of it. Each delivery is settled by itself all the
+    same. A suspect and an attempt that is the last one allowed are always leased apart, so that none of them dies
+    because a neighbour killed the worker.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +128,7 @@ class Claimed:
     suspects: bool = False
     """A suspect is waiting for somebody who holds nothing else."""
     more: bool = True
-    """There may be more that is due now; False only if that is known not to be so."""
+    """There may be more that is due now, even if nothing was claimed; False only if that is known not to be so."""
 
 
 class Settlement(NamedTuple):
@@ -136,7 +148,7 @@ class Settled(StrEnum):
     REPEATED = "repeated"
     """This very epoch had recorded the same outcome before; nothing changed."""
     LOST = "lost"
-    """The epoch has passed, or has recorded another outcome; nothing changed."""
+    """The epoch has passed, has recorded another outcome, or may no longer record this one; nothing changed."""
 
 
 class Report(NamedTuple):
@@ -242,7 +254,7 @@ class Rewound(NamedTuple):
     again: int
     """How many events are handled again."""
     discarded: int
-    """How many dead and parked deliveries go, since their events come again."""
+    """How many deliveries go, dead and parked ones too, since their events come again."""
     skipped: int = 0
     """How many events are passed over, by one that goes forwards."""
 
@@ -454,10 +466,13 @@ class Store(Protocol):
         ...
 
     def publish(self, drafts: Sequence[Draft]) -> list[Event]:
-        """Append events and make one pending delivery for each queue subscription that wants them.
+        """Append events to the log; every subscription that wants them gets them.
 
         All or nothing, in the order given; ids rise in that order. A draft whose supplied uid is known already
         stores nothing and returns the first event; with another body it raises InvalidEventError (I2, I3).
+
+        On SQLite nothing else is written, so that publishing costs the same however many subscriptions there are.
+        PostgreSQL still writes a row for each queue subscription that wants an event.
         """
         ...
 
@@ -485,23 +500,33 @@ class Store(Protocol):
         ...
 
     def claim(self, claim: Claim) -> Claimed:
-        """Lease due deliveries to a worker, highest priority first, then due time, then id.
+        """Lease due deliveries to a worker, highest priority first.
 
-        Each gets a new epoch and one more attempt, and belongs to nobody else until its lease ends (I7). Expired
-        leases met on the way are ended first: back to pending as suspects, or dead if that was the last attempt
-        (I12). A paused subscription yields nothing. Never blocks for want of events.
+        Each gets a new epoch and one more attempt, and belongs to nobody else until its lease ends (I7). A suspect
+        goes before all others, if the claimer may take one. A paused subscription yields nothing.
+
+        Among equal priorities, SQLite takes deliveries that wait one by one (delayed, retried, handed back) by due
+        time and id, and then new events by id; PostgreSQL takes both by due time and id.
+
+        A claim that finds nothing ends the leases that have run out, as `expire` does, and looks again; so a program
+        with its own loop needs no other process. PostgreSQL ends those that a claim meets on its way.
+
+        Never waits for events. On SQLite it looks at about 4,096 new events, and for a fifth of a second, at most: it
+        may return nothing although something is due farther on, and then says so by `more`.
         """
         ...
 
     def claim_all(self, claims: Sequence[Claim]) -> list[Claimed]:
-        """Do so for several workers, in their order, in one go."""
+        """Claim for several workers, in their order, in one transaction."""
         ...
 
     def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
         """Record how leased deliveries ended; one answer for each, in order.
 
-        The epoch is the fence: one that has passed changes nothing (I8). A lease that ran out but was taken by
-        nobody is still good. A settlement that loses does not stop its neighbours.
+        The epoch is the fence: one that has passed changes nothing (I8). A lease that ran out is good until it is
+        ended. After that, and until the delivery is claimed again, Done, DoneWithErrors and Dead are still accepted; a
+        Retry is LOST, since the delivery is due again already (on PostgreSQL it is accepted too). A settlement that
+        loses does not stop its neighbours.
         """
         ...
 
@@ -514,7 +539,10 @@ class Store(Protocol):
         ...
 
     def extend(self, leases: Sequence[Lease], lease: timedelta) -> set[Lease]:
-        """Let leases run `lease` from now (or as long as their subscription says); return the ones that are lost."""
+        """Let leases run `lease` from now (or as long as their subscription says); return the ones that are lost.
+
+        A lease in a block extends the block.
+        """
         ...
 
     def release(self, leases: Sequence[Lease], worker_id: str, delay: timedelta = timedelta(0)) -> int:
@@ -533,7 +561,13 @@ class Store(Protocol):
         ...
 
     def expire(self, owners: Iterable[str] | None, policy: RetryPolicy, limit: int = 10_000) -> int:
-        """End leases that have run out, or, with `owners`, those of processes known to be dead; return how many."""
+        """End leases that have run out, or, with `owners`, those of processes known to be dead; return how many.
+
+        Each delivery is pending again as a suspect, its attempt used, or dead if that was the last attempt allowed
+        (I12); the end is recorded as EXPIRED, or FAILED for a dead one. `limit` bounds how many leases one call looks
+        at; a block of many deliveries counts as one. `policy` tells how many attempts there are where neither the
+        event nor its subscription does. Every process with a running bus calls this about once a second.
+        """
         ...
 
     def owners(self) -> set[str]:
@@ -611,7 +645,7 @@ class Store(Protocol):
         ...
 
     def ahead(self, stream: Stream, after: int, count: int) -> int:
-        """Return the id of the `count`-th row after a position, or of the last there is; `after` if there is none."""
+        """Return the id of the `count`-th event or entry after a position, or of the last; `after` if there is none."""
         ...
 
     def before(self, stream: Stream, moment: datetime) -> int:
@@ -696,10 +730,18 @@ class Store(Protocol):
         ...
 
     def rewind(self, name: str, to: int | datetime | str, actor: str, *, dry_run: bool = False) -> Rewound:
-        """Have an ordered subscription go on after another position: an id, a moment, `beginning` or `now`.
+        """Have an ordered subscription or a queue go on after another position: an id, a moment, `beginning` or `now`.
 
-        Whoever reads it is deposed and begins there. What lay dead or parked behind the position is discarded, since
-        its event comes again. Raises InvalidRequest for a position that is not in the log. `dry_run` only tells.
+        The reader of an ordered subscription is deposed and begins there. What lay dead or parked behind the position
+        is discarded, each recorded as DISCARDED, since its event comes again.
+
+        A queue goes back only. Every event behind the position that it wants comes again with all its attempts, also
+        if it was completed, dead or purged, but not if it was erased. Deliveries behind the position that are pending,
+        dead or leased are gone, and their leases lost. One REPLAYED entry, on the event at the position, tells from
+        where, to where, and how many events come again, counted up to 10,000. PostgreSQL refuses to rewind a queue.
+
+        Raises InvalidRequest for a position that was pruned or lies beyond the log (of a queue: beyond its own), and
+        for a Spark stream. `dry_run` changes nothing and returns what would follow.
         """
         ...
 
@@ -710,9 +752,11 @@ class Store(Protocol):
 
         The first step is taken `after` 0, every further one after what the last has `reached`, until it is `done`: so
         that what was held at an earlier pruning goes too. Each step is a transaction of its own, in which the stream's
-        `pruned` moves to where the step ends: whoever reads from there on finds everything (I5). An event that has a
-        delivery in any state and any subscription stays, with its audit rows, and holds nothing else back. Space is
-        given back, or made fit for use again, as far as that can be done in passing.
+        `pruned` moves to where the step ends: whoever reads from there on finds everything (I5). An event that is
+        unfinished or dead in any subscription stays, with its audit entries, and holds nothing else back. Of the audit
+        log, entries are counted; those that were recorded together go together, once none of them is needed and all lie
+        before `through`, and are looked at together even if they are more than `limit`. Space is given back, or made
+        fit for use again, as far as that can be done in passing.
 
         Raises Conflict if an ordered subscription or a Spark stream has not come to `through`, unless `past` names it
         (I14); InvalidRequest if `through` lies beyond the stream's head, or `after` beyond what was pruned before.
@@ -804,14 +848,21 @@ class Store(Protocol):
         retry: RetryPolicy | None,
         start: str | int,
     ) -> Subscription:
-        """Make a subscription that gets every event after `start` (now, beginning, or an id), none twice.
+        """Make a subscription that gets every event after `start` (now, beginning, or an id), none missed or twice.
 
-        Publishers are shut out meanwhile, so nothing is missed or doubled. Raises Conflict if the name is taken.
+        `start` is a position in the log: `now` is the last event, `beginning` lies before the first that was not
+        pruned, to which an earlier id of a queue is moved up. Nothing is copied, however long the log is; PostgreSQL
+        still writes a row for each event that a queue gets from before, and keeps publishers waiting meanwhile.
+        Raises Conflict if the name is taken, InvalidRequest if `start` is not in the log.
         """
         ...
 
     def widen_subscription(self, name: str, pattern: str, tags: Sequence[str] = ()) -> bool:
-        """Let a subscription want this pattern with these tags too (none: with any); return whether that was news."""
+        """Let a subscription want this pattern with these tags too (none: with any); return whether that was news.
+
+        On SQLite it counts from where the subscription stands: what a queue has passed does not come, what it has
+        still to come to does, though it was published before. On PostgreSQL a queue gets what is published from now on.
+        """
         ...
 
     def set_interests(self, name: str, patterns: Sequence[str], tags: Sequence[str]) -> None:
@@ -823,7 +874,11 @@ class Store(Protocol):
         ...
 
     def delete_subscription(self, name: str, actor: str) -> int:
-        """Remove a subscription and its unfinished deliveries, each recorded as DISCARDED; return how many."""
+        """Remove a subscription and its unfinished deliveries, each recorded as DISCARDED; return how many.
+
+        For the events that a queue had not come to yet, one DISCARDED entry on the last event of the log tells from
+        where, to where, and how many, counted up to 10,000. PostgreSQL records each of them.
+        """
         ...
 
     def register_handlers(self, handlers: Sequence[HandlerRecord]) -> None:
@@ -861,7 +916,9 @@ class Store(Protocol):
     def tidy(self) -> int:
         """Do one bounded piece of housekeeping, return what was removed.
 
-        Old uids, unused routes, what dead jobs staged (after a day), batches published long ago, free pages.
+        It removes uids older than 7 days, handlers of processes that are gone, kinds of events (types with their tags)
+        that no delivery has, once there are more than 10,000 kinds, what dead jobs staged (after a day), and batches
+        published long ago; it gives free pages back. Leases are ended by `expire`.
         """
         ...
 

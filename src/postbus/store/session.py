@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 if TYPE_CHECKING:
     from postbus.store.catalog import Catalog
 
-__all__ = ["Database", "Row", "Session", "bump"]
-
 Row = tuple[Any, ...]
 
 
@@ -56,6 +54,6 @@ class Session(NamedTuple):
 
 
 def bump(session: Session) -> None:
-    """Have every connection, this one too, read subscriptions and routes anew."""
+    """Have every connection, this one too, read subscriptions and kinds anew."""
     session.db.run("bump_catalog")
     session.catalog.forget()

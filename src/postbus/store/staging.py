@@ -2,23 +2,28 @@
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Final
+from typing import Final, Protocol
 
 from postbus.clock import to_micros
 from postbus.errors import Conflict
 from postbus.payload import Draft
 from postbus.store.records import due_micros, moment, split_tags
-from postbus.store.session import Row, Session
+from postbus.store.session import Database, Row
 
-__all__ = [
-    "draft_from_row",
-    "drop_some",
-    "require_all",
-    "require_part",
-    "staged_row",
-    "sunk_before",
-    "tidied",
-]
+
+class At(Protocol):
+    """A transaction, and its moment."""
+
+    @property
+    def db(self) -> Database:
+        """The connection."""
+        ...
+
+    @property
+    def now(self) -> int:
+        """The moment, in microseconds since 1970."""
+        ...
+
 
 LEFTOVER: Final = timedelta(days=1)
 """How long what was never published is kept: no task runs longer."""
@@ -29,7 +34,18 @@ FEW: Final = 20
 _MICROS: Final = timedelta(microseconds=1)
 
 
-def sunk_before(session: Session, query: str, batch: int, brought: int) -> bool:
+def begin_part(session: At, query: str, batch: int) -> int:
+    """Open a part of a batch, and return its number, which is never used again."""
+    return session.db.value("add_part", (query, batch, session.now))
+
+
+def stage(session: At, part: int, first: int, drafts: Sequence[Draft]) -> None:
+    """Lay events by in a part."""
+    require_part(session, part)
+    session.db.many("stage", [staged_row(part, position, draft) for position, draft in enumerate(drafts, first)])
+
+
+def sunk_before(session: At, query: str, batch: int, brought: int) -> bool:
     """Note in this transaction that a batch is published; return whether it had been before."""
     return not session.db.run("add_sunk", (query, batch, brought, session.now))
 
@@ -63,7 +79,7 @@ def draft_from_row(row: Row) -> Draft:
     return Draft(uid, kind, payload, value, bool(chosen), *texts, wait, moment(at), *rest)
 
 
-def require_part(session: Session, part: int) -> None:
+def require_part(session: At, part: int) -> None:
     """Raise Conflict for a part that was dropped."""
     if not session.db.run("part", (part,)):
         raise Conflict(f"part {part} was dropped: its batch is over")
@@ -77,7 +93,7 @@ def require_all(part: int, found: int, wanted: int) -> None:
         )
 
 
-def drop_some(session: Session, parts: Sequence[int]) -> int:
+def drop_some(session: At, parts: Sequence[int]) -> int:
     """Drop some rows of these parts, and a part when none of its are left; return how many rows there were."""
     removed = 0
     for part in parts:
@@ -88,7 +104,7 @@ def drop_some(session: Session, parts: Sequence[int]) -> int:
     return removed
 
 
-def tidied(session: Session) -> int:
+def tidied(session: At) -> int:
     """Drop some of what dead jobs left, and forget batches published long ago; return how many rows there were."""
     old = session.db.run("old_parts", (session.now - LEFTOVER // _MICROS, FEW))
     removed = drop_some(session, [part for (part,) in old])

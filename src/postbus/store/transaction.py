@@ -9,10 +9,7 @@ from postbus.errors import InvalidRequest
 from postbus.model import Event
 from postbus.payload import Draft
 from postbus.store.contract import Settled, Settlement, Step
-from postbus.store.leases import Leases
 from postbus.store.session import Row
-
-__all__ = ["CallersTransaction"]
 
 CONTROL: Final = frozenset({"BEGIN", "COMMIT", "END", "ROLLBACK", "SAVEPOINT", "RELEASE", "ABORT", "START"})
 CUT_EVERY: Final = 0.01
@@ -42,7 +39,7 @@ class CallersTransaction:
         self,
         db: _Connection,
         append: Callable[[Sequence[Draft]], list[Event]],
-        leases: Callable[[], Leases],
+        settle: Callable[[Settlement], Settled],
         move: Callable[[Step], None],
     ) -> None:
         """Serve one caller inside one open transaction."""
@@ -50,7 +47,7 @@ class CallersTransaction:
         """Whether it has to do with events or deliveries, so that others are to be told, and memories may be wrong."""
         self._db = db
         self._append = append
-        self._leases = leases
+        self._settle = settle
         self._move = move
         self._closed = False
         self._busy = threading.RLock()
@@ -79,7 +76,7 @@ class CallersTransaction:
         """Record how a delivery ended, if this transaction commits."""
         self.touched = True
         with self._open():
-            return self._leases().settle([settlement])[0]
+            return self._settle(settlement)
 
     def move(self, step: Step) -> None:
         """Move a follower's checkpoint, if this transaction commits."""

@@ -7,13 +7,13 @@ from typing import Final, NamedTuple
 
 from postbus.retry import RetryPolicy
 from postbus.store.contract import PAGE_BYTES, Claim
-from postbus.store.leases import EXACT_ROUTES, Taken
 from postbus.store.postgres.connection import Steps, array, texts
 from postbus.store.postgres.leases import BEGINNING, Marks
+from postbus.store.postgres.rows.leases import EXACT_ROUTES, Taken
+from postbus.store.postgres.rows.routes import Selection
+from postbus.store.postgres.rows.sql import Won, kind
 from postbus.store.postgres.single import Remembered
-from postbus.store.routes import Selection
 from postbus.store.session import Row
-from postbus.store.sql import Won, kind
 
 __all__ = ["claim_at_once"]
 

@@ -5,11 +5,11 @@ from typing import NamedTuple
 
 from postbus.model import Lease
 from postbus.store.contract import Report, Reported, Settlement
-from postbus.store.leases import Finished, Leases
 from postbus.store.postgres.connection import Database, Steps, array, texts
+from postbus.store.postgres.rows.leases import Finished, Leases
+from postbus.store.postgres.rows.reports import Reports, success
+from postbus.store.postgres.rows.session import Session
 from postbus.store.postgres.single import Remembered
-from postbus.store.reports import Reports, success
-from postbus.store.session import Session
 
 __all__ = ["Key", "Plain", "finish", "plain_successes", "reported"]
 

@@ -8,11 +8,11 @@ from typing import Final
 from postbus.errors import UnsafeStore
 from postbus.model import Lease
 from postbus.store.contract import Settlement
-from postbus.store.leases import Candidate, Leases, Share
 from postbus.store.postgres.connection import array, run_steps, texts
 from postbus.store.postgres.finishing import finish
+from postbus.store.postgres.rows.leases import Candidate, Leases, Share
+from postbus.store.postgres.rows.session import Session
 from postbus.store.records import Held
-from postbus.store.session import Session
 
 __all__ = ["Marks", "PostgresLeases"]
 

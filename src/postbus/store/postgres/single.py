@@ -7,9 +7,9 @@ from typing import Any, Final, NamedTuple, TypeVar
 from psycopg.errors import DeadlockDetected
 
 from postbus.observe import probe
-from postbus.store.catalog import Catalog
 from postbus.store.committer import Committer
 from postbus.store.postgres.connection import Database
+from postbus.store.postgres.rows.catalog import Catalog
 
 __all__ = ["Remembered", "Single", "SingleCommitter", "undeadlocked"]
 

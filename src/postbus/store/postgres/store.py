@@ -28,7 +28,6 @@ from postbus.errors import (
 from postbus.model import Done, Event, Stats, Stream
 from postbus.observe import probe
 from postbus.payload import Draft
-from postbus.store.catalog import Catalog
 from postbus.store.committer import Committer
 from postbus.store.contract import (
     Claim,
@@ -45,7 +44,6 @@ from postbus.store.contract import (
     Watch,
     WouldWait,
 )
-from postbus.store.following import Following, deposed
 from postbus.store.liveness import Liveness
 from postbus.store.migrate import migrate
 from postbus.store.postgres import appending, foreign
@@ -67,12 +65,15 @@ from postbus.store.postgres.leases import Marks, PostgresLeases
 from postbus.store.postgres.listen import Bell, Listener, Notifier
 from postbus.store.postgres.reader import PostgresReader
 from postbus.store.postgres.roles import roles_statements
+from postbus.store.postgres.rows.catalog import Catalog
+from postbus.store.postgres.rows.following import Following, deposed
+from postbus.store.postgres.rows.reading import Reading, rows_of
+from postbus.store.postgres.rows.session import Session
+from postbus.store.postgres.rows.sql import LOAD_CHUNK, Kind, SqlStore, Won, kind
 from postbus.store.postgres.single import Remembered, Single, SingleCommitter, undeadlocked
 from postbus.store.queries import load_migrations
-from postbus.store.reading import Reading, rows_of
 from postbus.store.records import decoding, moment
-from postbus.store.session import Row, Session
-from postbus.store.sql import LOAD_CHUNK, Kind, SqlStore, Won, kind
+from postbus.store.session import Row
 from postbus.store.staging import require_all, require_part
 from postbus.store.transaction import CallersTransaction
 
@@ -376,7 +377,7 @@ class PostgresStore(SqlStore):
             tx = CallersTransaction(
                 db,
                 append,
-                lambda: self._leases(self._session(db, catalog)),
+                lambda settlement: self._leases(self._session(db, catalog)).settle([settlement])[0],
                 lambda step: self._move_in(db, catalog, step),
             )
             try:

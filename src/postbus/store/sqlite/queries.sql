@@ -1,14 +1,676 @@
--- Every statement of the SQLite store. Parameters are positional.
+-- Every statement of the SQLite store. Parameters are positional. What yields many rows yields one JSON array of them:
+-- each row fetched singly gives up Python's lock, which costs more than the query where handlers are busy.
+
+-- ── catalog ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 -- name: catalog
--- Whether subscriptions have changed, how far the routes go, the log's head, no time (the process's clock decides), and
--- the routes added since the last look.
+-- Whether subscriptions have changed, how far the kinds go, the log's head, no time (the process's clock decides), and
+-- the kinds added since the last look.
 SELECT (SELECT value FROM meta WHERE key = 'catalog'),
-       coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'routes'), 0),
+       coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'kinds'), 0),
        coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'events'), 0),
        NULL,
-       (SELECT json_group_array(json_array(id, subscription, priority, type, tags, solo))
-          FROM (SELECT id, subscription, priority, type, tags, solo FROM routes WHERE position > ?1 ORDER BY position));
+       (SELECT json_group_array(json_array(id, type, tags))
+          FROM (SELECT id, type, tags FROM kinds WHERE position > ?1 ORDER BY position));
+
+-- name: subscriptions
+SELECT number, name, mode, patterns, tags, paused, lease, retry, created_at FROM subscriptions ORDER BY name;
+
+-- name: former_subscriptions
+SELECT number, name FROM former_subscriptions;
+
+-- name: add_subscription
+INSERT INTO subscriptions (name, mode, patterns, tags, lease, retry, created_at) VALUES (?, ?, ?, ?, ?, ?, ?)
+RETURNING number;
+
+-- name: add_cursor
+INSERT INTO cursors (subscription, position, looked) VALUES (?1, ?2, ?2);
+
+-- name: former
+INSERT INTO former_subscriptions (number, name) SELECT number, name FROM subscriptions WHERE number = ?;
+
+-- name: drop_subscription
+DELETE FROM subscriptions WHERE number = ?;
+
+-- name: drop_cursor
+DELETE FROM cursors WHERE subscription = ?;
+
+-- name: add_kind
+-- Another process may have registered it since this one last looked.
+INSERT INTO kinds (id, type, tags) VALUES (?, ?, ?) ON CONFLICT (id) DO NOTHING;
+
+-- name: count_kinds
+SELECT count(*) FROM kinds;
+
+-- name: drop_unused_kinds
+-- Other processes notice by meta.catalog, bumped in the same transaction.
+DELETE FROM kinds WHERE id NOT IN (SELECT kind FROM deliveries);
+
+-- ── append ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+-- name: add_event
+INSERT INTO events (id, uid, type, tags, key, title, description, payload, metadata, created_at, priority, max_retries,
+                    checksum, due_at)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- ── claim ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+-- name: cursor
+SELECT position, looked FROM cursors WHERE subscription = ?;
+
+-- name: move_cursor
+UPDATE cursors SET position = ?, looked = ? WHERE subscription = ?;
+
+-- name: next_events
+SELECT json_group_array(json_array(id, type, tags, priority, coalesce(due_at, created_at), max_retries, created_at,
+                                   due_at IS NOT NULL OR priority <> 0, erased_at IS NOT NULL))
+  FROM (SELECT id, type, tags, priority, due_at, max_retries, created_at, erased_at
+          FROM events WHERE id > ? ORDER BY id LIMIT ?);
+
+-- name: specials
+-- Special events beyond what was looked at, and whether they are erased, or a skip tells that they were dealt with.
+SELECT json_group_array(json_array(id, type, tags, priority, coalesce(due_at, created_at), max_retries, created_at,
+                                   erased_at IS NOT NULL
+                                   OR EXISTS (SELECT 1 FROM skips WHERE subscription = ?1 AND event_id = id)))
+  FROM (SELECT id, type, tags, priority, due_at, max_retries, created_at, erased_at
+          FROM events INDEXED BY events_special
+         WHERE (due_at IS NOT NULL OR priority <> 0) AND id > ?2 ORDER BY id LIMIT ?3);
+
+-- name: any_special
+SELECT 1 FROM events INDEXED BY events_special WHERE (due_at IS NOT NULL OR priority <> 0) AND id > ? LIMIT 1;
+
+-- name: add_skips
+INSERT INTO skips (subscription, event_id) SELECT ?1, value FROM json_each(?2) WHERE true ON CONFLICT DO NOTHING;
+
+-- name: take_skips
+DELETE FROM skips WHERE subscription = ? AND event_id <= ? RETURNING event_id;
+
+-- name: priorities
+-- Hops from one priority that pending rows have to the next lower one.
+WITH RECURSIVE present (priority) AS (
+    SELECT max(priority) FROM deliveries INDEXED BY deliveries_any WHERE state = 0 AND subscription = ?1 AND alone = ?2
+    UNION ALL
+    SELECT (SELECT max(d.priority) FROM deliveries AS d INDEXED BY deliveries_any
+             WHERE d.state = 0 AND d.subscription = ?1 AND d.alone = ?2 AND d.priority < present.priority)
+      FROM present WHERE present.priority IS NOT NULL)
+SELECT priority FROM present WHERE priority IS NOT NULL;
+
+-- name: due_any
+-- One exact range of the index, whatever the backlog, and whatever is scheduled for later.
+SELECT json_group_array(json_array(due_at, event_id, attempt, retry_count, max_retries, fresh))
+  FROM (SELECT due_at, event_id, attempt, retry_count, max_retries, fresh FROM deliveries INDEXED BY deliveries_any
+         WHERE state = 0 AND subscription = ?1 AND alone = ?2 AND priority = ?3 AND due_at <= ?4
+           AND (due_at, event_id) > (?5, ?6)
+         ORDER BY due_at, event_id LIMIT ?7);
+
+-- name: due_kind
+SELECT json_group_array(json_array(due_at, event_id, attempt, retry_count, max_retries, fresh))
+  FROM (SELECT due_at, event_id, attempt, retry_count, max_retries, fresh FROM deliveries INDEXED BY deliveries_due
+         WHERE state = 0 AND subscription = ?1 AND alone = ?2 AND priority = ?3 AND due_at <= ?4
+           AND (due_at, event_id) > (?5, ?6) AND kind = ?8
+         ORDER BY due_at, event_id LIMIT ?7);
+
+-- name: kinds_with_due
+-- Hops from one kind to the next one present in the index: the cost is the kinds that hold something, not those ever
+-- registered, and the caller stops as soon as it has enough.
+WITH RECURSIVE present (kind) AS (
+    SELECT (SELECT min(kind) FROM deliveries INDEXED BY deliveries_due
+             WHERE state = 0 AND subscription = ?1 AND alone = ?2 AND kind > ?5)
+    UNION ALL
+    SELECT (SELECT min(d.kind) FROM deliveries AS d INDEXED BY deliveries_due
+             WHERE d.state = 0 AND d.subscription = ?1 AND d.alone = ?2 AND d.kind > present.kind)
+      FROM present WHERE present.kind IS NOT NULL)
+SELECT kind FROM present
+ WHERE kind IS NOT NULL
+   AND EXISTS (SELECT 1 FROM deliveries AS d INDEXED BY deliveries_due
+                WHERE d.state = 0 AND d.subscription = ?1 AND d.alone = ?2 AND d.kind = present.kind
+                  AND d.priority = ?3 AND d.due_at <= ?4);
+
+-- name: next_due_any
+SELECT min(due_at) FROM deliveries INDEXED BY deliveries_any
+ WHERE state = 0 AND subscription = ? AND alone = ? AND priority = ? AND due_at > ?;
+
+-- name: next_due_kind
+SELECT min(due_at) FROM deliveries INDEXED BY deliveries_due
+ WHERE state = 0 AND subscription = ? AND alone = ? AND priority = ? AND due_at > ? AND kind = ?;
+
+-- name: next_lease_end
+SELECT min(due_at) FROM blocks WHERE subscription = ? AND due_at > ?;
+
+-- name: draw_numbers
+UPDATE meta SET value = value + ? WHERE key = 'number' RETURNING value;
+
+-- name: add_block
+INSERT INTO blocks (number, subscription, first_id, last_id, due_at, claimed_at, owner, worker_id, ids, done)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: take_fresh
+DELETE FROM deliveries WHERE subscription = ? AND event_id IN (SELECT value FROM json_each(?));
+
+-- name: hold_rows
+UPDATE deliveries SET state = 1, due_at = NULL, epoch = NULL, fresh = 0, attempt = attempt + 1,
+       worker_id = ?3, claimed_at = ?4, updated_at = ?4
+ WHERE subscription = ?1 AND event_id IN (SELECT value FROM json_each(?2));
+
+-- ── leases ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+-- name: blocks_by_number
+-- The ids of a block of one event stand in first_id alone.
+SELECT json_group_array(json_array(b.number, b.subscription, b.first_id, hex(b.ids), hex(b.done), b.owner, b.worker_id,
+                                   b.due_at, b.claimed_at))
+  FROM json_each(?1) AS asked CROSS JOIN blocks AS b ON b.number = asked.value;
+
+-- name: blocks_around
+SELECT json_group_array(json_array(number, subscription, first_id, hex(ids), hex(done), owner, worker_id, due_at,
+                                   claimed_at))
+  FROM blocks INDEXED BY blocks_ids
+ WHERE subscription = ?1 AND first_id <= ?3 AND first_id >= ?2 - 16384 AND last_id >= ?2;
+
+-- name: overdue_blocks
+SELECT json_group_array(json_array(number, subscription, first_id, hex(ids), hex(done), owner, worker_id, due_at,
+                                   claimed_at))
+  FROM (SELECT number, subscription, first_id, ids, done, owner, worker_id, due_at, claimed_at
+          FROM blocks INDEXED BY blocks_due WHERE due_at <= ? ORDER BY due_at LIMIT ?);
+
+-- name: blocks_of
+SELECT json_group_array(json_array(number, subscription, first_id, hex(ids), hex(done), owner, worker_id, due_at,
+                                   claimed_at))
+  FROM (SELECT b.number, b.subscription, b.first_id, b.ids, b.done, b.owner, b.worker_id, b.due_at, b.claimed_at
+          FROM json_each(?1) AS dead CROSS JOIN blocks AS b INDEXED BY blocks_owner ON b.owner = dead.value
+         LIMIT ?2);
+
+-- name: blocks_before
+SELECT json_group_array(json_array(number, subscription, first_id, hex(ids), hex(done), owner, worker_id, due_at,
+                                   claimed_at))
+  FROM (SELECT number, subscription, first_id, ids, done, owner, worker_id, due_at, claimed_at
+          FROM blocks WHERE number < ? ORDER BY number LIMIT ?);
+
+-- name: any_overdue
+SELECT 1 FROM blocks INDEXED BY blocks_due WHERE due_at <= ? LIMIT 1;
+
+-- name: lease_owners
+SELECT DISTINCT owner FROM blocks INDEXED BY blocks_owner;
+
+-- name: named_owners
+SELECT DISTINCT owner FROM blocks INDEXED BY blocks_owner
+ UNION SELECT owner FROM handlers
+ UNION SELECT holder FROM checkpoints WHERE holder IS NOT NULL;
+
+-- name: extend
+UPDATE blocks SET due_at = ? WHERE number = ?;
+
+-- name: set_done
+UPDATE blocks SET done = ? WHERE number = ?;
+
+-- name: drop_blocks
+DELETE FROM blocks WHERE number IN (SELECT value FROM json_each(?));
+
+-- name: stories
+-- What a delivery without a row is about, and nothing that may be large.
+SELECT json_group_array(json_array(e.id, e.type, e.tags, e.priority, coalesce(e.due_at, e.created_at), e.max_retries,
+                                   e.created_at))
+  FROM json_each(?1) AS wanted CROSS JOIN events AS e ON e.id = wanted.value;
+
+-- name: delivery_rows
+SELECT json_group_array(json_array(d.event_id, d.state, d.kind, d.priority, d.ready_at, d.attempt, d.retry_count,
+                                   d.max_retries, d.epoch, d.worker_id, d.claimed_at, d.created_at, d.last_retry_at,
+                                   d.errors, d.alone))
+  FROM json_each(?3) AS wanted CROSS JOIN deliveries AS d
+    ON d.subscription = ?1 AND d.event_id = wanted.value AND d.state = ?2;
+
+-- name: delivery
+SELECT subscription, event_id, state, kind, priority, due_at, ready_at, alone, attempt, retry_count, max_retries, epoch,
+       worker_id, claimed_at, created_at, updated_at, died_at, last_retry_at, errors, fresh
+  FROM deliveries WHERE subscription = ? AND event_id = ?;
+
+-- name: put_delivery
+INSERT OR REPLACE INTO deliveries (subscription, event_id, state, kind, priority, due_at, ready_at, alone, attempt,
+                                   retry_count, max_retries, epoch, worker_id, claimed_at, created_at, updated_at,
+                                   died_at, last_retry_at, errors, fresh)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: drop_delivery
+DELETE FROM deliveries WHERE subscription = ? AND event_id = ?;
+
+-- name: is_above
+-- Whether a cursor has still to come to an event.
+SELECT 1 FROM cursors AS c JOIN events AS e ON e.id = ?2 AND e.erased_at IS NULL
+ WHERE c.subscription = ?1 AND c.position < ?2
+   AND NOT EXISTS (SELECT 1 FROM skips WHERE subscription = ?1 AND event_id = ?2);
+
+-- ── audit ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+-- name: log
+-- The ids of two rows are 1,024 apart: the entries of an array are numbered between.
+INSERT INTO event_log (id, first_id, subscription, action, created_at, status, attempt, epoch, worker_id, status_code,
+                       error_type, error_message, execution_time_ms, type, tags, priority, event_created_at, ready_at,
+                       claimed_at, retry_count, errors)
+VALUES ((coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'event_log'), 0) >> 10) + 1 << 10,
+        ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: log_array
+INSERT INTO event_log (id, first_id, last_id, entries, subscription, action, created_at, status, attempt, epoch,
+                       worker_id, type, tags, claimed_at, priority, retry_count, ids, places, created, times)
+VALUES ((coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'event_log'), 0) >> 10) + 1 << 10,
+        ?, ?, ?, ?, ?, ?, ?, 1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: arrays_of
+SELECT id, subscription, action, created_at, status, epoch, worker_id, ids, places, times
+  FROM event_log INDEXED BY event_log_arrays
+ WHERE last_id IS NOT NULL AND first_id <= ?1 AND first_id >= ?2 AND last_id >= ?1 ORDER BY id;
+
+-- name: log_back
+SELECT id, first_id, subscription, action, created_at, status, attempt, epoch, worker_id, status_code, error_type,
+       error_message, execution_time_ms
+  FROM event_log INDEXED BY event_log_event WHERE last_id IS NULL AND first_id = ? ORDER BY id DESC;
+
+-- name: arrays_between
+SELECT id, subscription, action, created_at, status, worker_id, ids FROM event_log INDEXED BY event_log_arrays
+ WHERE last_id IS NOT NULL AND first_id <= ?2 AND first_id > ?1 - 16384 AND last_id >= ?1;
+
+-- name: ends_of
+-- What tells how an event last stood in each subscription that has no delivery of it any more.
+SELECT json_group_array(json_array(l.id, l.first_id, l.subscription, l.action, l.status, l.attempt, l.retry_count,
+                                   l.created_at, l.worker_id, l.errors))
+  FROM json_each(?1) AS wanted CROSS JOIN event_log AS l INDEXED BY event_log_event
+    ON l.last_id IS NULL AND l.first_id = wanted.value
+ WHERE l.status IS NOT NULL OR l.action IN ('DISCARDED', 'ERASED');
+
+-- ── followers: the audit stream ──────────────────────────────────────────────────────────────────────────────────────
+
+-- name: head_audit
+-- The last id that an entry can have: those of one row share all bits but the lowest ten.
+SELECT coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'event_log'), 0) | 1023;
+
+-- name: last_audit
+SELECT id + entries - 1 FROM event_log WHERE id <= ? ORDER BY id DESC LIMIT 1;
+
+-- name: ahead_audit
+-- The position may lie within a row: what of that row comes before it does not count.
+SELECT coalesce(
+    (SELECT last - (upto - ?3)
+       FROM (SELECT last, sum(own) OVER (ORDER BY id ROWS UNBOUNDED PRECEDING) AS upto
+               FROM (SELECT id, id + entries - 1 AS last, max(0, min(entries, id + entries - 1 - ?1)) AS own
+                       FROM event_log WHERE id >= ?1 >> 10 << 10 AND id <= ?2 ORDER BY id LIMIT ?3 + 1))
+      WHERE upto >= ?3 LIMIT 1),
+    (SELECT max(?1, id + entries - 1) FROM event_log WHERE id >= ?1 >> 10 << 10 AND id <= ?2 ORDER BY id DESC LIMIT 1));
+
+-- name: when_audit
+SELECT max(id, ?1 + 1), created_at FROM event_log
+ WHERE id >= ?1 >> 10 << 10 AND id + entries - 1 > ?1 ORDER BY id LIMIT 1;
+
+-- name: activity_audit
+SELECT created_at / ?3, action, status, sum(min(id + entries - 1, ?2) - max(id - 1, ?1))
+  FROM event_log
+ WHERE id >= ?1 >> 10 << 10 AND id + entries - 1 > ?1 AND id <= ?2 AND ?1 < ?2 GROUP BY 1, 2, 3;
+
+-- name: since_audit
+SELECT max(min(id), ?1 + 1) FROM event_log
+ WHERE id >= ?1 >> 10 << 10 AND id + entries - 1 > ?1 AND id <= ?2 AND created_at >= ?3;
+
+-- name: lag_audit
+-- How many rows and entries lie behind a position, in the first so many rows, and which is the last of these.
+SELECT count(*), sum(id + entries - 1 - max(id - 1, ?1)), max(id)
+  FROM (SELECT id, entries FROM event_log
+         WHERE id >= ?1 >> 10 << 10 AND id + entries - 1 > ?1 AND id <= ?2 ORDER BY id LIMIT ?3);
+
+-- ── followers: what is left behind ───────────────────────────────────────────────────────────────────────────────────
+
+-- name: add_delivery
+-- Nothing that is there is written over: it may be leased.
+INSERT INTO deliveries (subscription, event_id, state, kind, priority, due_at, ready_at, alone, attempt, retry_count,
+                        max_retries, epoch, worker_id, claimed_at, created_at, updated_at, died_at, last_retry_at,
+                        errors, fresh)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING RETURNING event_id;
+
+-- name: standing
+SELECT d.event_id, e.key, d.state FROM deliveries AS d JOIN events AS e ON e.id = d.event_id
+ WHERE d.subscription = ? ORDER BY d.event_id;
+
+-- name: unpark
+UPDATE deliveries SET state = 0, due_at = ?1, ready_at = ?1, updated_at = ?1
+ WHERE subscription = ?2 AND event_id IN (SELECT value FROM json_each(?3)) AND state = 3
+RETURNING event_id;
+
+-- name: erased_among
+-- The log may have been pruned since, and so may the audit log.
+SELECT json_group_array(json_array(asked.value)) FROM json_each(?1) AS asked
+ WHERE EXISTS (SELECT 1 FROM events WHERE id = asked.value AND erased_at IS NOT NULL)
+    OR EXISTS (SELECT 1 FROM event_log INDEXED BY event_log_event
+                WHERE last_id IS NULL AND first_id = asked.value AND action = 'ERASED');
+
+-- ── unfinished ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+-- name: some_deliveries
+-- Without those that are leased: their row goes with their place in a block.
+SELECT json_group_array(json_array(event_id, attempt))
+  FROM (SELECT event_id, attempt FROM deliveries
+         WHERE subscription = ? AND event_id > ? AND state <> 1 ORDER BY event_id LIMIT ?);
+
+-- name: many_unleased
+-- Whether there are a thousand, read off the key.
+SELECT 1 FROM deliveries WHERE subscription = ? AND state <> 1 LIMIT 1 OFFSET 999;
+
+-- name: count_unleased
+SELECT count(*) FROM deliveries WHERE subscription = ? AND event_id > ? AND state <> 1;
+
+-- name: drop_deliveries_after
+DELETE FROM deliveries WHERE subscription = ? AND event_id > ?;
+
+-- name: drop_skips_after
+DELETE FROM skips WHERE subscription = ? AND event_id > ?;
+
+-- name: kinds_waiting
+-- Of the events that a queue's cursor would hand out in a range, how many are of which type and tags.
+SELECT type, tags, count(*) FROM events
+ WHERE id > ?2 AND id <= ?3 AND erased_at IS NULL
+   AND NOT EXISTS (SELECT 1 FROM skips WHERE subscription = ?1 AND event_id = events.id)
+ GROUP BY type, tags;
+
+-- ── retention ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+-- name: dead_among
+SELECT json_group_array(json_array(d.event_id, d.attempt))
+  FROM json_each(?2) AS asked CROSS JOIN deliveries AS d
+    ON d.subscription = ?1 AND d.event_id = asked.value AND d.state = 2;
+
+-- name: revive
+UPDATE deliveries
+   SET state = 0, due_at = ?1, ready_at = ?1, updated_at = ?1, last_retry_at = ?1, attempt = 0, retry_count = 0,
+       claimed_at = NULL, errors = NULL, died_at = NULL, epoch = NULL, alone = 0, fresh = 0
+ WHERE subscription = ?2 AND event_id = ?3 AND state = 2;
+
+-- name: behind
+-- Followers that have not come to a position of a stream; an ordered subscription without a checkpoint is at the
+-- beginning.
+SELECT s.name, coalesce(c.position, 0) FROM subscriptions AS s LEFT JOIN checkpoints AS c ON c.subscription = s.name
+ WHERE coalesce(c.stream, iif(s.mode = 'ordered', 'events', '')) = ?1 AND coalesce(c.position, 0) < ?2
+ ORDER BY s.name;
+
+-- name: next_ids
+SELECT json_group_array(json_array(id)) FROM (SELECT id FROM events WHERE id > ? AND id <= ? ORDER BY id LIMIT ?);
+
+-- name: next_rows
+-- Rows of the audit log up to so many entries, the first whatever it holds, and one more.
+SELECT json_group_array(json_array(id, first_id, entries, hex(ids)))
+  FROM (SELECT id, first_id, entries, ids, row_number() OVER so_far AS place, sum(entries) OVER so_far AS upto
+          FROM (SELECT id, first_id, entries, ids FROM event_log WHERE id > ?1 AND id <= ?2 ORDER BY id LIMIT ?3 + 1)
+        WINDOW so_far AS (ORDER BY id ROWS UNBOUNDED PRECEDING))
+ WHERE upto - entries <= ?3 OR place = 2;
+
+-- name: prune_events
+DELETE FROM events WHERE id > ? AND id <= ? AND id NOT IN (SELECT value FROM json_each(?));
+
+-- name: prune_audit
+DELETE FROM event_log WHERE id > ? AND id <= ? AND id NOT IN (SELECT value FROM json_each(?));
+
+-- name: blank_event
+UPDATE events SET payload = 'null', title = NULL, description = NULL, metadata = '{}', checksum = ?1,
+                  erased_at = coalesce(erased_at, ?2)
+ WHERE id = ?3 AND (erased_at IS NULL OR payload <> 'null' OR title IS NOT NULL OR description IS NOT NULL
+                    OR metadata <> '{}')
+RETURNING id;
+
+-- name: blank_log
+-- What failed may have quoted what it was given; what tells of a rewind, or of the end of a subscription, does not.
+UPDATE event_log INDEXED BY event_log_event SET error_message = NULL, errors = NULL
+ WHERE last_id IS NULL AND first_id = ? AND (error_message IS NOT NULL OR errors IS NOT NULL)
+   AND action NOT IN ('REPLAYED', 'DISCARDED')
+RETURNING first_id;
+
+-- name: erasable_events
+SELECT count(*) FROM json_each(?1) AS wanted CROSS JOIN events AS e ON e.id = wanted.value
+ WHERE e.payload <> 'null' OR e.title IS NOT NULL OR e.description IS NOT NULL OR e.metadata <> '{}';
+
+-- name: erasable_log
+SELECT count(*) FROM json_each(?1) AS wanted CROSS JOIN event_log AS l INDEXED BY event_log_event
+    ON l.last_id IS NULL AND l.first_id = wanted.value
+ WHERE (l.error_message IS NOT NULL OR l.errors IS NOT NULL) AND l.action NOT IN ('REPLAYED', 'DISCARDED');
+
+-- ── Spark ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+-- name: diverted_before
+-- What has a delivery, or had one that was not discarded. Diverted deliveries have a history from the first, so that
+-- none of their ends is in an array.
+SELECT json_group_array(json_array(asked.value)) FROM json_each(?2) AS asked
+ WHERE EXISTS (SELECT 1 FROM deliveries WHERE subscription = ?1 AND event_id = asked.value)
+    OR coalesce((SELECT action FROM event_log INDEXED BY event_log_event
+                  WHERE last_id IS NULL AND first_id = asked.value AND subscription = ?1 ORDER BY id DESC LIMIT 1),
+                'DISCARDED') <> 'DISCARDED';
+
+-- ── extract ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+-- name: audit_rows
+SELECT id, first_id, subscription, action, created_at, status, attempt, epoch, worker_id, status_code, error_type,
+       error_message, execution_time_ms, type, tags, priority, event_created_at, ready_at, claimed_at, retry_count,
+       errors, entries, ids, places, created, times
+  FROM event_log WHERE id >= ?1 >> 10 << 10 AND id <= ?2 ORDER BY id;
+
+-- name: standing_rows
+SELECT d.event_id, d.state, k.type, k.tags, d.priority, d.created_at, d.due_at, d.ready_at, d.updated_at, d.claimed_at,
+       d.attempt, d.retry_count, d.worker_id, d.errors, d.died_at
+  FROM deliveries AS d JOIN kinds AS k ON k.id = d.kind
+ WHERE d.subscription = ? AND d.event_id > ? AND d.event_id <= ? ORDER BY d.event_id;
+
+-- name: standing_above
+SELECT e.id, e.type, e.tags, e.priority, e.created_at, coalesce(e.due_at, e.created_at)
+  FROM cursors AS c CROSS JOIN events AS e ON e.id > max(c.position, ?2) AND e.id <= ?3
+ WHERE c.subscription = ?1 AND e.erased_at IS NULL
+   AND NOT EXISTS (SELECT 1 FROM skips AS s WHERE s.subscription = ?1 AND s.event_id = e.id)
+ ORDER BY e.id;
+
+-- ── restore ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+-- name: begin_sequences
+-- SQLite keeps a counter from the first row on; a log that was empty when it was backed up has none yet.
+INSERT INTO sqlite_sequence (name, seq)
+SELECT value, 0 FROM json_each('["events", "event_log"]') WHERE value NOT IN (SELECT name FROM sqlite_sequence);
+
+-- name: jump_ids
+-- The next multiple of a thousand million: above whatever was given between the backup and its restoring.
+UPDATE sqlite_sequence SET seq = (seq / 1000000000 + 1) * 1000000000 WHERE name IN ('events', 'event_log');
+
+-- name: set_back_cursors
+-- A cursor beyond the log would pass over what is published next.
+UPDATE cursors
+   SET position = min(position, (SELECT coalesce(max(id), 0) FROM events)),
+       looked = min(looked, (SELECT coalesce(max(id), 0) FROM events));
+
+-- ── lookups ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+-- name: above_cursors
+-- Where these events are above cursors, and not dealt with.
+SELECT json_group_array(json_array(c.subscription, e.id, e.type, e.tags, coalesce(e.due_at, e.created_at), e.created_at))
+  FROM cursors AS c CROSS JOIN json_each(?1) AS wanted CROSS JOIN events AS e ON e.id = wanted.value
+ WHERE wanted.value > c.position AND e.erased_at IS NULL
+   AND NOT EXISTS (SELECT 1 FROM skips AS s WHERE s.subscription = c.subscription AND s.event_id = e.id);
+
+-- name: rows_of_events
+SELECT json_group_array(json_array(d.subscription, d.event_id, d.state, d.due_at, d.attempt, d.retry_count,
+                                   d.updated_at, d.worker_id, d.errors))
+  FROM subscriptions AS s CROSS JOIN json_each(?1) AS wanted CROSS JOIN deliveries AS d
+    ON d.subscription = s.number AND d.event_id = wanted.value;
+
+-- name: blocks_between
+-- The blocks of any subscription that may hold events of a range.
+SELECT json_group_array(json_array(b.number, b.subscription, b.first_id, hex(b.ids), hex(b.done), b.owner, b.worker_id,
+                                   b.due_at, b.claimed_at))
+  FROM subscriptions AS s CROSS JOIN blocks AS b INDEXED BY blocks_ids ON b.subscription = s.number
+ WHERE b.first_id <= ?2 AND b.first_id > ?1 - 16384 AND b.last_id >= ?1;
+
+-- name: places
+-- Where a subscription (none: any) still has these events: a row, a block that may hold some (the only form with `done`),
+-- or above its cursor (the only one with type and tags). One statement: its snapshot sees each event in just one place.
+SELECT json_group_array(json_array(subscription, event_id, ids, done, type, tags))
+  FROM (SELECT d.subscription, d.event_id, NULL AS ids, NULL AS done, NULL AS type, NULL AS tags
+          FROM subscriptions AS s CROSS JOIN json_each(?1) AS wanted CROSS JOIN deliveries AS d
+            ON d.subscription = s.number AND d.event_id = wanted.value
+         WHERE ?4 IS NULL OR s.number = ?4
+        UNION ALL
+        SELECT b.subscription, b.first_id, hex(b.ids), hex(b.done), NULL, NULL
+          FROM subscriptions AS s CROSS JOIN blocks AS b INDEXED BY blocks_ids ON b.subscription = s.number
+         WHERE b.first_id <= ?3 AND b.first_id > ?2 - 16384 AND b.last_id >= ?2 AND (?4 IS NULL OR s.number = ?4)
+        UNION ALL
+        SELECT c.subscription, e.id, NULL, NULL, e.type, e.tags
+          FROM cursors AS c CROSS JOIN json_each(?1) AS wanted CROSS JOIN events AS e ON e.id = wanted.value
+         WHERE wanted.value > c.position AND e.erased_at IS NULL AND (?4 IS NULL OR c.subscription = ?4)
+           AND NOT EXISTS (SELECT 1 FROM skips AS s WHERE s.subscription = c.subscription AND s.event_id = e.id));
+
+-- name: above_below
+SELECT json_group_array(json_array(id, type, tags))
+  FROM (SELECT id, type, tags FROM events
+         WHERE id > (SELECT position FROM cursors WHERE subscription = ?1) AND id < ?2 AND erased_at IS NULL
+           AND NOT EXISTS (SELECT 1 FROM skips WHERE subscription = ?1 AND event_id = events.id)
+         ORDER BY id DESC LIMIT ?3);
+
+-- name: some_pending
+-- Off the smallest index, which has them in order of due time.
+SELECT json_group_array(json_array(event_id))
+  FROM (SELECT event_id FROM deliveries INDEXED BY deliveries_any
+         WHERE state = 0 AND subscription = ? AND event_id < ? LIMIT ?);
+
+-- name: count_waiting
+-- Pending rows off the smallest index; only ordered subscriptions have parked ones, and few rows.
+SELECT count(*)
+  FROM (SELECT 1 FROM deliveries INDEXED BY deliveries_any WHERE state = 0 AND subscription = ?1
+        UNION ALL
+        SELECT 1 FROM deliveries
+         WHERE state = 3 AND subscription = ?1
+           AND EXISTS (SELECT 1 FROM subscriptions WHERE number = ?1 AND mode = 'ordered')
+         LIMIT ?2);
+
+-- name: waiting_below
+SELECT event_id FROM deliveries WHERE subscription = ? AND event_id < ? AND state IN (0, 3) ORDER BY event_id DESC;
+
+-- name: blocks_below
+SELECT number, subscription, first_id, hex(ids), hex(done), owner, worker_id, due_at, claimed_at
+  FROM blocks INDEXED BY blocks_ids WHERE subscription = ? AND first_id < ? ORDER BY first_id DESC;
+
+-- name: dead_below
+-- Newest event first, straight off the index; the keyset is (created_at, event_id).
+SELECT event_id, subscription, created_at, kind, died_at FROM deliveries INDEXED BY deliveries_dead
+ WHERE state = 2 AND subscription = ? AND (created_at, event_id) < (?, ?)
+ ORDER BY created_at DESC, event_id DESC;
+
+-- name: completed_top
+SELECT max(first_id) FROM event_log INDEXED BY event_log_completed
+ WHERE subscription = ? AND status = ? AND status IN ('COMPLETED', 'COMPLETED_WITH_ERRORS') AND first_id < ?;
+
+-- name: completed_between
+-- The last entry of each event of a window, unless a later one tells of another end. An array's row stands for the first
+-- of its events here, which is right.
+SELECT json_group_array(json_array(event_id, entry))
+  FROM (SELECT c.first_id AS event_id, max(c.id) AS entry FROM event_log AS c INDEXED BY event_log_completed
+         WHERE c.subscription = ?1 AND c.status = ?2 AND c.status IN ('COMPLETED', 'COMPLETED_WITH_ERRORS')
+           AND c.first_id >= ?3 AND c.first_id < ?4
+           AND NOT EXISTS (SELECT 1 FROM event_log AS l INDEXED BY event_log_event
+                            WHERE l.last_id IS NULL AND l.first_id = c.first_id AND l.id > c.id AND l.subscription = ?1
+                              AND (l.status IS NOT NULL OR l.action IN ('DISCARDED', 'ERASED')))
+         GROUP BY c.first_id);
+
+-- name: completed_arrays
+SELECT id, ids FROM event_log INDEXED BY event_log_arrays
+ WHERE last_id IS NOT NULL AND first_id < ?3 AND first_id > ?2 - 16384 AND last_id >= ?2
+   AND subscription = ?1 AND status = 'COMPLETED';
+
+-- name: later_ends
+-- The last entry after ?3 that tells of an end of its own, by event.
+SELECT json_group_array(json_array(event_id, entry))
+  FROM (SELECT wanted.value AS event_id, max(l.id) AS entry
+          FROM json_each(?2) AS wanted CROSS JOIN event_log AS l INDEXED BY event_log_event
+            ON l.last_id IS NULL AND l.first_id = wanted.value AND l.id > ?3
+         WHERE l.subscription = ?1 AND (l.status IS NOT NULL OR l.action IN ('DISCARDED', 'ERASED'))
+         GROUP BY wanted.value);
+
+-- name: present
+SELECT json_group_array(json_array(e.id)) FROM json_each(?1) AS wanted CROSS JOIN events AS e ON e.id = wanted.value;
+
+-- name: first_events
+-- Where the first events end, and how many they are.
+SELECT max(id), count(*) FROM (SELECT id FROM events ORDER BY id LIMIT ?);
+
+-- name: dead_key
+SELECT event_id, subscription, created_at, kind, died_at FROM deliveries WHERE subscription = ? AND event_id = ? AND state = 2;
+
+-- name: dead_one
+SELECT kind, priority, attempt, errors, died_at, last_retry_at, created_at
+  FROM deliveries WHERE subscription = ? AND event_id = ? AND state = 2;
+
+-- name: last_error
+-- Without its traceback: those of many letters may be large.
+SELECT subscription, event_id, CASE WHEN json_array_length(errors) > 0
+                                    THEN json_array(json_remove(json_extract(errors, '$[#-1]'), '$.traceback')) END
+  FROM deliveries WHERE subscription = ? AND event_id = ? AND state = 2;
+
+-- name: dead_newest
+SELECT event_id, kind, died_at, CASE WHEN json_array_length(errors) > 0
+                                     THEN json_array(json_remove(json_extract(errors, '$[#-1]'), '$.traceback')) END
+  FROM deliveries INDEXED BY deliveries_dead
+ WHERE state = 2 AND subscription = ? ORDER BY created_at DESC, event_id DESC LIMIT ?;
+
+-- name: count_dead
+SELECT count(*) FROM (SELECT 1 FROM deliveries INDEXED BY deliveries_dead WHERE state = 2 AND subscription = ? LIMIT ?);
+
+-- name: any_event
+SELECT 1 FROM events WHERE id > ? LIMIT 1;
+
+-- name: retried_kinds
+-- Hops from one kind to the next.
+WITH RECURSIVE present (kind) AS (
+    SELECT (SELECT min(kind) FROM deliveries INDEXED BY deliveries_tried
+             WHERE state = 0 AND fresh = 0 AND subscription = ?1)
+    UNION ALL
+    SELECT (SELECT min(d.kind) FROM deliveries AS d INDEXED BY deliveries_tried
+             WHERE d.state = 0 AND d.fresh = 0 AND d.subscription = ?1 AND d.kind > present.kind)
+      FROM present WHERE present.kind IS NOT NULL)
+SELECT kind FROM present WHERE kind IS NOT NULL;
+
+-- name: kinds_of
+SELECT DISTINCT e.type, e.tags FROM json_each(?1) AS wanted CROSS JOIN events AS e ON e.id = wanted.value;
+
+-- name: backlog
+-- The next events above a cursor by type and tags: how many wait, how many of them until later, since when the first is
+-- due; how many these are with those dealt with early, and the last one.
+SELECT type, tags, sum(waits), sum(waits AND due > ?4), min(CASE WHEN waits AND due <= ?4 THEN due END), count(*), max(id)
+  FROM (SELECT id, type, tags, coalesce(due_at, created_at) AS due,
+               erased_at IS NULL
+               AND NOT EXISTS (SELECT 1 FROM skips WHERE subscription = ?1 AND event_id = events.id) AS waits
+          FROM events WHERE id > ?2 ORDER BY id LIMIT ?3)
+ GROUP BY type, tags;
+
+-- name: depth
+-- In order of the index: nothing is sorted.
+SELECT subscription, count(*), sum(due_at > ?1), min(CASE WHEN due_at <= ?1 THEN due_at END)
+  FROM deliveries INDEXED BY deliveries_any WHERE state = 0 GROUP BY subscription;
+
+-- name: dead_depth
+SELECT subscription, count(*) FROM deliveries INDEXED BY deliveries_dead WHERE state = 2 GROUP BY subscription;
+
+-- name: parked_depth
+-- Only ordered subscriptions have such rows, and few others.
+SELECT d.subscription, count(*) FROM subscriptions AS s CROSS JOIN deliveries AS d ON d.subscription = s.number
+ WHERE s.mode = 'ordered' AND d.state = 3 GROUP BY d.subscription;
+
+-- name: depth_by_kind
+SELECT subscription, kind, count(*) FROM deliveries INDEXED BY deliveries_due WHERE state = 0
+ GROUP BY subscription, alone, kind;
+
+-- name: count_completed
+-- Rows off the index, and of arrays what a row stands for beside itself.
+SELECT subscription, status, sum(n)
+  FROM (SELECT subscription, status, count(*) AS n FROM event_log INDEXED BY event_log_completed
+         WHERE status IN ('COMPLETED', 'COMPLETED_WITH_ERRORS') GROUP BY subscription, status
+        UNION ALL
+        SELECT subscription, status, sum(entries - 1) FROM event_log INDEXED BY event_log_arrays
+         WHERE last_id IS NOT NULL AND status = 'COMPLETED' GROUP BY subscription)
+ GROUP BY subscription, status;
+
+-- name: recent_actions
+-- Goes back from the newest row to the first that is too old: a rate must not read the whole log.
+SELECT action, sum(entries) FROM event_log
+ WHERE id > coalesce((SELECT id FROM event_log WHERE created_at <= ? ORDER BY id DESC LIMIT 1), 0) GROUP BY 1;
+
+-- ── the rest ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 -- name: data_version
 -- Changes when another connection has written; a look at shared memory, not at the disk.
@@ -17,42 +679,11 @@ PRAGMA data_version;
 -- name: bump_catalog
 UPDATE meta SET value = value + 1 WHERE key = 'catalog';
 
--- name: subscriptions
-SELECT name, mode, patterns, tags, paused, lease, retry, created_at FROM subscriptions ORDER BY name;
-
--- name: add_subscription
-INSERT INTO subscriptions (name, mode, patterns, tags, lease, retry, created_at) VALUES (?, ?, ?, ?, ?, ?, ?);
-
 -- name: set_interests
 UPDATE subscriptions SET patterns = ?, tags = ? WHERE name = ?;
 
 -- name: set_paused
 UPDATE subscriptions SET paused = ? WHERE name = ?;
-
--- name: drop_subscription
-DELETE FROM subscriptions WHERE name = ?;
-
--- name: add_route
--- Another process may have registered it since this one last looked.
-INSERT INTO routes (id, subscription, priority, type, tags, solo) VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING;
-
--- name: drop_unused_routes
--- Publishers notice by meta.catalog, bumped in the same transaction, and register again what they need.
-DELETE FROM routes WHERE NOT EXISTS (SELECT 1 FROM deliveries WHERE deliveries.route = routes.id);
-
--- name: count_routes
-SELECT count(*) FROM routes;
-
--- name: add_event
-INSERT INTO events (id, uid, type, tags, key, title, description, payload, metadata, created_at, priority, max_retries,
-                    checksum)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
-
--- name: add_deliveries
--- Events that go the same way, straight from the log: half the cost of binding a row for each.
-INSERT INTO deliveries (event_id, subscription, route, due_at, ready_at, created_at, updated_at, max_retries)
-SELECT e.id, ?1, ?2, ?3, ?3, e.created_at, ?4, e.max_retries
-  FROM json_each(?5) AS added CROSS JOIN events AS e ON e.id = added.value;
 
 -- name: find_uid
 SELECT event_id, digest FROM dedup WHERE uid = ?;
@@ -78,240 +709,8 @@ SELECT json_group_array(json_array(e.id, e.uid, e.type, e.tags, e.key, e.title, 
  CROSS JOIN events AS e ON e.id = s.id
  WHERE s.upto - s.own < ?2;
 
--- name: events_after
-SELECT id, type, tags, priority FROM events WHERE id > ? ORDER BY id LIMIT ?;
-
--- name: due
--- One exact range of deliveries_due, whatever the backlog, and whatever is scheduled for later. A JSON array, because
--- each row fetched singly gives up and takes back Python's lock: with busy handlers that costs more than the query.
-SELECT json_group_array(json_array(due_at, event_id, state, attempt, retry_count))
-  FROM (SELECT due_at, event_id, state, attempt, retry_count
-          FROM deliveries INDEXED BY deliveries_due
-         WHERE route = ?1 AND due_at <= ?2 AND (due_at, event_id) > (?3, ?4)
-         ORDER BY due_at, event_id LIMIT ?5);
-
--- name: due_one
--- The same for a single row, for which making an array would take as long as the look itself.
-SELECT due_at, event_id, state, attempt, retry_count
-  FROM deliveries INDEXED BY deliveries_due
- WHERE route = ?1 AND due_at <= ?2 AND (due_at, event_id) > (?3, ?4)
- ORDER BY due_at, event_id LIMIT ?5;
-
--- name: is_due
-SELECT 1 FROM deliveries INDEXED BY deliveries_due WHERE route = ? AND due_at <= ? LIMIT 1;
-
--- name: next_due
-SELECT due_at FROM deliveries INDEXED BY deliveries_due WHERE route = ? AND due_at > ? ORDER BY due_at LIMIT 1;
-
--- name: routes_with_due
--- Hops from one route to the next one present in the index: the cost is the routes that hold something, not those
--- ever registered, and the caller stops as soon as it has enough.
-WITH RECURSIVE present (route) AS (
-    SELECT (SELECT min(route) FROM deliveries INDEXED BY deliveries_due WHERE route > ?1 AND due_at IS NOT NULL)
-    UNION ALL
-    SELECT (SELECT min(d.route) FROM deliveries AS d INDEXED BY deliveries_due
-             WHERE d.route > present.route AND d.due_at IS NOT NULL)
-      FROM present WHERE present.route IS NOT NULL)
-SELECT route FROM present
- WHERE route IS NOT NULL
-   AND EXISTS (SELECT 1 FROM deliveries AS d INDEXED BY deliveries_due WHERE d.route = present.route AND d.due_at <= ?2);
-
--- name: draw_epochs
-UPDATE meta SET value = value + ? WHERE key = 'epoch' RETURNING value;
-
--- name: lease
--- The whole batch in one step; epochs rise in the order of the array.
-UPDATE deliveries SET state = 1, tried = 1, due_at = ?3, epoch = ?4 + taken.key, attempt = attempt + 1, claimed_at = ?5,
-       updated_at = ?5, worker_id = ?6, owner = ?7
-  FROM json_each(?1) AS taken
- WHERE deliveries.event_id = taken.value AND deliveries.subscription = ?2;
-
--- name: lease_one
-UPDATE deliveries SET state = 1, tried = 1, due_at = ?1, epoch = ?2, attempt = attempt + 1, claimed_at = ?3,
-       updated_at = ?3, worker_id = ?4, owner = ?5
- WHERE event_id = ?6 AND subscription = ?7;
-
--- name: log_picked
-INSERT INTO event_log (event_id, subscription, action, created_at, status, attempt, epoch, worker_id)
-SELECT d.event_id, d.subscription, 'PICKED', d.claimed_at, 'PROCESSING', d.attempt, d.epoch, d.worker_id
-  FROM json_each(?1) AS taken CROSS JOIN deliveries AS d ON d.event_id = taken.value AND d.subscription = ?2;
-
--- name: log
-INSERT INTO event_log (event_id, subscription, action, created_at, status, attempt, epoch, worker_id, status_code,
-                       error_type, error_message, execution_time_ms)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
-
--- name: log_end
-INSERT INTO event_log (event_id, subscription, action, created_at, status, attempt, epoch, worker_id, status_code,
-                       error_type, error_message, execution_time_ms, type, tags, priority, event_created_at, ready_at,
-                       claimed_at, retry_count, errors)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
-
--- name: finish
--- The epoch is the fence: a late worker removes no row.
-DELETE FROM deliveries WHERE event_id = ? AND subscription = ? AND epoch = ?;
-
--- name: epochs
--- The fence for a whole batch: the epochs that stand now, to be compared with those the settlements bring.
-SELECT json_group_array(json_array(d.event_id, d.epoch))
-  FROM json_each(?1) AS asked CROSS JOIN deliveries AS d ON d.event_id = asked.value AND d.subscription = ?2
- WHERE d.epoch > 0 AND d.state IN (0, 1);
-
--- name: log_completed
--- Each told is "event_id milliseconds": reading a flat text is twice as fast as digging into nested JSON.
-INSERT INTO event_log (event_id, subscription, action, created_at, status, attempt, epoch, worker_id,
-                       execution_time_ms, type, tags, priority, event_created_at, ready_at, claimed_at, retry_count,
-                       errors)
-SELECT d.event_id, d.subscription, 'COMPLETED', ?4, 'COMPLETED', d.attempt, d.epoch, ?3,
-       CAST(substr(told.value, instr(told.value, ' ') + 1) AS REAL), r.type, r.tags, r.priority, d.created_at,
-       d.ready_at, d.claimed_at, d.retry_count, d.errors
-  FROM json_each(?1) AS told
- CROSS JOIN deliveries AS d ON d.event_id = CAST(told.value AS INTEGER) AND d.subscription = ?2
- CROSS JOIN routes AS r ON r.id = d.route;
-
--- name: finish_all
--- Only what `epochs` let through in this very transaction.
-DELETE FROM deliveries WHERE event_id IN (SELECT value FROM json_each(?1)) AND subscription = ?2;
-
--- name: held
--- What the fence lets through, for the outcomes that keep the row.
-SELECT event_id, subscription, route, state, due_at, attempt, retry_count, max_retries, epoch, worker_id, errors,
-       created_at, ready_at, claimed_at
-  FROM deliveries WHERE event_id = ? AND subscription = ? AND epoch = ? AND epoch > 0 AND state IN (0, 1);
-
--- name: delivery
-SELECT event_id, subscription, route, state, due_at, attempt, retry_count, max_retries, epoch, worker_id, errors,
-       created_at, ready_at, claimed_at
-  FROM deliveries WHERE event_id = ? AND subscription = ?;
-
--- name: end_attempt
--- A failed or expired attempt that will be followed by another.
-UPDATE deliveries SET state = 0, tried = 0, route = ?, due_at = ?, ready_at = ?, updated_at = ?, epoch = ?,
-       retry_count = ?,
-       errors = ?
- WHERE event_id = ? AND subscription = ? AND epoch = ?;
-
--- name: bury
-UPDATE deliveries SET state = 2, tried = 2, route = ?, due_at = NULL, updated_at = ?, epoch = ?, retry_count = ?, errors = ?,
-       died_at = ?
- WHERE event_id = ? AND subscription = ? AND epoch = ?;
-
--- name: recorded
--- Whether this very epoch has recorded an outcome before, and which.
-SELECT action, status FROM event_log
- WHERE event_id = ? AND subscription = ? AND epoch = ? AND action IN ('COMPLETED', 'COMPLETED_WITH_ERRORS', 'FAILED');
-
--- name: extend
-UPDATE deliveries SET due_at = ?, updated_at = ? WHERE event_id = ? AND subscription = ? AND epoch = ? AND state = 1
-RETURNING event_id, subscription, epoch;
-
--- name: release
-UPDATE deliveries SET state = 0, tried = 0, due_at = ?, ready_at = ?, updated_at = ?, epoch = ?, attempt = attempt - 1
- WHERE event_id = ? AND subscription = ? AND epoch = ? AND state = 1
-RETURNING event_id, subscription, attempt;
-
--- name: make_due
-UPDATE deliveries SET state = 0, tried = tried * 0, due_at = ?, ready_at = ?, updated_at = ?, epoch = ?
- WHERE event_id = ? AND subscription = ? AND epoch = ?;
-
--- name: expired_leases
-SELECT event_id, subscription, route, state, due_at, attempt, retry_count, max_retries, epoch, worker_id, errors,
-       created_at, ready_at, claimed_at
-  FROM deliveries INDEXED BY deliveries_tried WHERE tried = 1 AND due_at <= ? LIMIT ?;
-
--- name: any_expired
-SELECT 1 FROM deliveries INDEXED BY deliveries_tried WHERE tried = 1 AND due_at <= ? LIMIT 1;
-
--- name: leases_of
-SELECT event_id, subscription, route, state, due_at, attempt, retry_count, max_retries, epoch, worker_id, errors,
-       created_at, ready_at, claimed_at
-  FROM deliveries INDEXED BY deliveries_tried WHERE tried = 1 AND owner = ? LIMIT ?;
-
--- name: lease_owners
-SELECT DISTINCT owner FROM deliveries INDEXED BY deliveries_tried WHERE tried = 1;
-
--- name: named_owners
-SELECT DISTINCT owner FROM deliveries INDEXED BY deliveries_tried WHERE tried = 1
- UNION SELECT owner FROM handlers
- UNION SELECT holder FROM checkpoints WHERE holder IS NOT NULL;
-
--- name: tried_routes
--- Routes with a delivery that is leased (1), or waiting for a retry (0).
-SELECT DISTINCT tried, route FROM deliveries INDEXED BY deliveries_tried
- WHERE tried IN (0, 1) AND subscription = ?;
-
--- name: unfinished
-SELECT 1 FROM deliveries WHERE event_id = ? AND subscription = ? AND state IN (0, 1);
-
--- name: deliveries_of
-SELECT subscription, state, due_at, attempt, retry_count, updated_at, worker_id, errors
-  FROM deliveries WHERE event_id = ? ORDER BY subscription;
-
--- name: log_of
-SELECT id, event_id, subscription, action, created_at, status, attempt, epoch, worker_id, status_code, error_type,
-       error_message, execution_time_ms
-  FROM event_log WHERE event_id = ? ORDER BY id;
-
--- name: log_back
-SELECT id, event_id, subscription, action, created_at, status, attempt, epoch, worker_id, status_code, error_type,
-       error_message, execution_time_ms
-  FROM event_log WHERE event_id = ? ORDER BY id DESC;
-
--- name: ends_of
--- How an event last stood in each subscription that has no delivery of it any more.
-SELECT subscription, action, status, attempt, retry_count, created_at, worker_id, errors FROM event_log
- WHERE event_id = ? AND (status IS NOT NULL OR action = 'DISCARDED') ORDER BY id;
-
 -- name: events_below
 SELECT id FROM events WHERE id < ? ORDER BY id DESC;
-
--- name: pending_below
-SELECT event_id FROM deliveries WHERE event_id < ? AND subscription = ? AND state IN (0, 3) ORDER BY event_id DESC;
-
--- name: completed_below
--- A subscription deleted and made anew has its own deliveries: what the old one completed may be pending in the new.
-SELECT DISTINCT event_id FROM event_log INDEXED BY event_log_completed
- WHERE subscription = ?2 AND status = ?3 AND status IN ('COMPLETED', 'COMPLETED_WITH_ERRORS') AND event_id < ?1
-   AND NOT EXISTS (SELECT 1 FROM deliveries AS d WHERE d.event_id = event_log.event_id AND d.subscription = ?2)
- ORDER BY event_id DESC;
-
--- name: tried
--- Leased (1) or dead (2), newest event first, straight off the index; the keyset is (created_at, event_id).
-SELECT event_id, subscription, created_at, route, died_at FROM deliveries INDEXED BY deliveries_tried
- WHERE tried = ?4 AND subscription = ?1
-   AND (created_at, event_id) < (?2, ?3)
- ORDER BY created_at DESC, event_id DESC;
-
--- name: dead_newest
--- The last error alone, and without its traceback: those of a thousand letters may be a gigabyte.
-SELECT event_id, route, died_at, CASE WHEN json_array_length(errors) > 0
-                                      THEN json_array(json_remove(json_extract(errors, '$[#-1]'), '$.traceback')) END
-  FROM deliveries INDEXED BY deliveries_tried
- WHERE tried = 2 AND subscription = ?1 ORDER BY created_at DESC, event_id DESC LIMIT ?2;
-
--- name: count_dead
-SELECT count(*) FROM (SELECT 1 FROM deliveries INDEXED BY deliveries_tried
- WHERE tried = 2 AND subscription = ?1 LIMIT ?2);
-
--- name: dead_one
-SELECT event_id, subscription, route, attempt, errors, died_at, last_retry_at, created_at, epoch
-  FROM deliveries WHERE event_id = ? AND subscription = ? AND state = 2;
-
--- name: dead_held
-SELECT event_id, subscription, route, attempt, errors, died_at, last_retry_at, created_at, epoch
-  FROM deliveries WHERE event_id = ? AND subscription = ? AND state = 2;
-
--- name: revive
-UPDATE deliveries SET state = 0, tried = NULL, route = ?, due_at = ?, ready_at = ?, updated_at = ?, epoch = ?, attempt = 0,
-       retry_count = 0, claimed_at = NULL, errors = NULL, died_at = NULL, last_retry_at = ?
- WHERE event_id = ? AND subscription = ? AND state = 2;
-
--- name: drop_delivery
-DELETE FROM deliveries WHERE event_id = ? AND subscription = ?;
-
--- name: some_deliveries
-SELECT event_id, attempt, epoch, worker_id FROM deliveries
- WHERE subscription = ? AND event_id > ? ORDER BY event_id LIMIT ?;
 
 -- name: see_handler
 INSERT INTO handlers (id, name, subscription, pattern, tags, worker_id, owner, seen_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
@@ -338,25 +737,6 @@ SELECT failures, opened_at, probe_until FROM breakers WHERE name = ?;
 -- name: set_breaker
 UPDATE breakers SET failures = ?, opened_at = ?, probe_until = ? WHERE name = ?;
 
--- name: count_events
-SELECT count(*) FROM events;
-
--- name: depth
-SELECT subscription, state, coalesce(due_at <= ?, 0) AS now, count(*), min(due_at)
-  FROM deliveries GROUP BY 1, 2, 3;
-
--- name: depth_by_route
-SELECT route, count(*) FROM deliveries WHERE state = 0 GROUP BY route;
-
--- name: count_completed
-SELECT subscription, status, count(*) FROM event_log INDEXED BY event_log_completed
- WHERE status IN ('COMPLETED', 'COMPLETED_WITH_ERRORS') GROUP BY 1, 2;
-
--- name: recent_actions
--- Goes back from the newest row to the first that is too old: a rate must not read the whole log.
-SELECT action, count(*) FROM event_log
- WHERE id > coalesce((SELECT id FROM event_log WHERE created_at <= ? ORDER BY id DESC LIMIT 1), 0) GROUP BY 1;
-
 -- name: recent_events
 SELECT count(*) FROM events
  WHERE id > coalesce((SELECT id FROM events WHERE created_at <= ? ORDER BY id DESC LIMIT 1), 0);
@@ -380,18 +760,6 @@ SELECT d.uid FROM json_each(?1) AS asked CROSS JOIN dedup AS d ON d.uid = asked.
 -- name: set_log_id
 UPDATE meta SET value = ? WHERE key = 'log_id';
 
--- name: begin_sequences
--- SQLite keeps a counter from the first row on; a log that was empty when it was backed up has none yet.
-INSERT INTO sqlite_sequence (name, seq)
-SELECT value, 0 FROM json_each('["events", "event_log"]') WHERE value NOT IN (SELECT name FROM sqlite_sequence);
-
--- name: jump_ids
--- The next multiple of a thousand million: above whatever was given between the backup and its restoring.
-UPDATE sqlite_sequence SET seq = (seq / 1000000000 + 1) * 1000000000 WHERE name IN ('events', 'event_log');
-
--- name: leased_before
-SELECT event_id, subscription FROM deliveries INDEXED BY deliveries_tried WHERE tried = 1 AND epoch < ? LIMIT ?;
-
 -- name: meta
 SELECT value FROM meta WHERE key = ?;
 
@@ -399,38 +767,20 @@ SELECT value FROM meta WHERE key = ?;
 -- One writer at a time: ids commit in order, and nothing is held back.
 SELECT coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'events'), 0);
 
--- name: head_audit
-SELECT coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'event_log'), 0);
-
 -- name: last_events
 SELECT max(id) FROM events WHERE id <= ?;
-
--- name: last_audit
-SELECT max(id) FROM event_log WHERE id <= ?;
 
 -- name: ahead_events
 SELECT max(id) FROM (SELECT id FROM events WHERE id > ? AND id <= ? ORDER BY id LIMIT ?);
 
--- name: ahead_audit
-SELECT max(id) FROM (SELECT id FROM event_log WHERE id > ? AND id <= ? ORDER BY id LIMIT ?);
-
 -- name: when_events
 SELECT id, created_at FROM events WHERE id > ? ORDER BY id LIMIT 1;
-
--- name: when_audit
-SELECT id, created_at FROM event_log WHERE id > ? ORDER BY id LIMIT 1;
 
 -- name: activity_events
 SELECT created_at / ?3, NULL, NULL, count(*) FROM events WHERE id > ?1 AND id <= ?2 GROUP BY 1;
 
--- name: activity_audit
-SELECT created_at / ?3, action, status, count(*) FROM event_log WHERE id > ?1 AND id <= ?2 GROUP BY 1, 2, 3;
-
 -- name: since_events
 SELECT min(id) FROM events WHERE id > ? AND id <= ? AND created_at >= ?;
-
--- name: since_audit
-SELECT min(id) FROM event_log WHERE id > ? AND id <= ? AND created_at >= ?;
 
 -- name: checkpoints
 -- No lock is looked at: here all processes are on one host, where it is known of each whether it lives.
@@ -489,93 +839,18 @@ DELETE FROM staged WHERE part < (SELECT coalesce(min(part), 9223372036854775807)
 -- name: drop_old_sunk
 DELETE FROM sunk WHERE created_at < ?;
 
--- name: divert
--- A delivery that is being worked on, for an event that has neither one nor an end in this subscription since it was made.
-INSERT INTO deliveries (event_id, subscription, route, state, tried, due_at, ready_at, created_at, updated_at, epoch,
-                        attempt, max_retries, claimed_at, worker_id)
-SELECT ?1, ?2, ?3, 1, 1, ?4, ?4, ?5, ?4, ?6, 1, ?7, ?4, ?8
- WHERE coalesce((SELECT action FROM event_log WHERE event_id = ?1 AND subscription = ?2 AND created_at >= ?9
-                  ORDER BY id DESC LIMIT 1), 'DISCARDED') = 'DISCARDED'
-ON CONFLICT (event_id, subscription) DO NOTHING
-RETURNING event_id, epoch;
-
 -- name: uid_since
 SELECT created_at FROM dedup WHERE uid = ?;
 
--- name: behind
--- Followers that have not come to a position of a stream; an ordered subscription without a checkpoint is at the beginning.
-SELECT s.name, coalesce(c.position, 0) FROM subscriptions AS s LEFT JOIN checkpoints AS c ON c.subscription = s.name
- WHERE coalesce(c.stream, iif(s.mode = 'ordered', 'events', '')) = ?1 AND coalesce(c.position, 0) < ?2
- ORDER BY s.name;
-
--- name: chunk_events
--- Where the next rows of a range end, and how many they are: off the table's own tree.
-SELECT max(id), count(*) FROM (SELECT id FROM events WHERE id > ? AND id <= ? ORDER BY id LIMIT ?);
-
--- name: chunk_audit
-SELECT max(id), count(*) FROM (SELECT id FROM event_log WHERE id > ? AND id <= ? ORDER BY id LIMIT ?);
-
 -- name: raise_pruned
 UPDATE meta SET value = max(value, ?1) WHERE key = ?2;
-
--- name: prune_events
--- What is unfinished or dead anywhere keeps its event; deliveries are found by the first column of their key.
-DELETE FROM events
- WHERE id > ? AND id <= ? AND NOT EXISTS (SELECT 1 FROM deliveries AS d WHERE d.event_id = events.id);
-
--- name: prune_audit
-DELETE FROM event_log
- WHERE id > ? AND id <= ? AND NOT EXISTS (SELECT 1 FROM deliveries AS d WHERE d.event_id = event_log.event_id);
-
--- name: prunable_events
-SELECT count(*) FROM events WHERE id <= ? AND NOT EXISTS (SELECT 1 FROM deliveries AS d WHERE d.event_id = events.id);
-
--- name: prunable_audit
-SELECT count(*) FROM event_log
- WHERE id <= ? AND NOT EXISTS (SELECT 1 FROM deliveries AS d WHERE d.event_id = event_log.event_id);
 
 -- name: bearing
 -- No index holds uids or keys of the log: a range of it is read.
 SELECT id FROM events WHERE id > ?1 AND id <= ?2 AND (uid = ?3 OR key = ?4) ORDER BY id;
 
--- name: deliveries_of_all
-SELECT d.event_id, d.subscription, d.attempt, d.epoch
-  FROM json_each(?1) AS wanted CROSS JOIN deliveries AS d ON d.event_id = wanted.value ORDER BY d.event_id, d.subscription;
-
 -- name: identities
 SELECT e.id, e.uid, e.type, e.tags FROM json_each(?1) AS wanted CROSS JOIN events AS e ON e.id = wanted.value;
-
--- name: erased_before
-SELECT DISTINCT l.event_id
-  FROM json_each(?1) AS wanted CROSS JOIN event_log AS l ON l.event_id = wanted.value WHERE l.action = 'ERASED';
-
--- name: blank_event
-UPDATE events SET payload = 'null', title = NULL, description = NULL, metadata = '{}', checksum = ?1
- WHERE id = ?2 AND (payload <> 'null' OR title IS NOT NULL OR description IS NOT NULL OR metadata <> '{}')
-RETURNING id;
-
--- name: blank_log
--- What failed may have quoted what it was given.
-UPDATE event_log SET error_message = NULL, errors = NULL
- WHERE event_id = ? AND (error_message IS NOT NULL OR errors IS NOT NULL)
-RETURNING event_id;
-
--- name: erasable_events
-SELECT count(*) FROM json_each(?1) AS wanted CROSS JOIN events AS e ON e.id = wanted.value
- WHERE e.payload <> 'null' OR e.title IS NOT NULL OR e.description IS NOT NULL OR e.metadata <> '{}';
-
--- name: erasable_log
-SELECT count(*) FROM json_each(?1) AS wanted CROSS JOIN event_log AS l ON l.event_id = wanted.value
- WHERE l.error_message IS NOT NULL OR l.errors IS NOT NULL;
-
--- name: ways_of
--- What decides an event's way, and nothing that may be large.
-SELECT id, type, tags, priority, max_retries, created_at FROM events WHERE id = ?;
-
--- name: redeliver
--- As if it were new; not for one that is on its way there, or dead.
-INSERT INTO deliveries (event_id, subscription, route, due_at, ready_at, created_at, updated_at, max_retries)
-VALUES (?1, ?2, ?3, ?4, ?4, ?5, ?4, ?6) ON CONFLICT DO NOTHING RETURNING event_id;
 
 -- name: read_on
 SELECT id, uid, type, tags, key, title, description, payload, metadata, created_at, priority, max_retries, checksum,
@@ -622,33 +897,6 @@ UPDATE checkpoints
    SET position = ?, moved_at = ?, epoch = ?, log_id = ?, holder = NULL, locked = 0, held_until = NULL, crashes = 0,
        stopped = NULL, stopped_before = NULL
  WHERE subscription = ?;
-
--- name: bury_followed
-INSERT INTO deliveries (event_id, subscription, route, state, tried, due_at, ready_at, created_at, updated_at, epoch,
-                        attempt, retry_count, max_retries, claimed_at, worker_id, errors, died_at)
-VALUES (?1, ?2, ?3, 2, 2, NULL, ?4, ?4, ?5, ?6, ?7, ?7 - 1, ?8, ?5, ?9, ?10, ?5)
-ON CONFLICT (event_id, subscription) DO NOTHING;
-
--- name: park
-INSERT INTO deliveries (event_id, subscription, route, state, tried, due_at, ready_at, created_at, updated_at,
-                        max_retries)
-VALUES (?1, ?2, ?3, 3, 3, NULL, ?4, ?4, ?5, ?6)
-ON CONFLICT (event_id, subscription) DO NOTHING;
-
--- name: unpark
-UPDATE deliveries SET state = 0, tried = 0, due_at = ?1, ready_at = ?1, updated_at = ?1, epoch = ?2
- WHERE event_id = ?3 AND subscription = ?4 AND state = 3
-RETURNING event_id;
-
--- name: standing
--- What of an ordered subscription is not done: dead and parked by their state, the rest by the routes they are filed under.
-SELECT d.event_id, e.key, d.state
-  FROM (SELECT event_id, state FROM deliveries WHERE tried IN (2, 3) AND subscription = ?1
-        UNION ALL
-        SELECT v.event_id, v.state FROM deliveries AS v
-         WHERE v.due_at IS NOT NULL AND v.route IN (SELECT id FROM routes WHERE subscription = ?1)) AS d
-  JOIN events AS e ON e.id = d.event_id
- ORDER BY d.event_id;
 
 -- name: kinds_between
 SELECT type, tags, count(*) FROM events WHERE id > ? AND id <= ? GROUP BY type, tags;

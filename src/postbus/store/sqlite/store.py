@@ -15,35 +15,37 @@ from weakref import WeakValueDictionary
 import apsw
 
 from postbus.clock import Clock, to_micros
-from postbus.errors import Conflict, PostbusError, UnsafeStore
+from postbus.errors import Conflict, PostbusError, SchemaMismatch, UnsafeStore
 from postbus.model import Event, Stream
 from postbus.observe import tell
+from postbus.pattern import Interest
 from postbus.payload import Draft
+from postbus.store import depth, followers, lookups
+from postbus.store.base import SqlStore
 from postbus.store.catalog import Catalog
 from postbus.store.committer import Committer
 from postbus.store.contract import Claim, Finding, Step, Transaction, Watch
-from postbus.store.following import Following, deposed
+from postbus.store.leases import Won, settle
 from postbus.store.liveness import Liveness, lock
 from postbus.store.migrate import migrate, pending
 from postbus.store.queries import load_migrations
-from postbus.store.reading import Reading
 from postbus.store.records import decoding, moment
 from postbus.store.session import Session
-from postbus.store.sql import Kind, SqlStore, Won, kind
-from postbus.store.sqlite.appending import Appending
+from postbus.store.sqlite.append import append, publish_part
+from postbus.store.sqlite.claim import claim
 from postbus.store.sqlite.connection import SQLITE_ERRORS, Database, translate, translated
 from postbus.store.sqlite.inspection import condition, inspect
 from postbus.store.sqlite.watch import FileWatch
-from postbus.store.staging import require_part, staged_row
 from postbus.store.transaction import CallersTransaction
 
-__all__ = ["SqliteStore"]
-
 R = TypeVar("R")
-APPLICATION_ID: Final = int.from_bytes(b"post")
+APPLICATION_ID: Final = int.from_bytes(b"pbus")
 """Set by the first migration: it tells our file from another program's."""
+FORMER_ID: Final = int.from_bytes(b"post")
+"""What files had that were made before the first release, by another schema."""
 ESCAPED: Final = str.maketrans({"%": "%25", "?": "%3F", "#": "%23"})
 CREATED: Final = re.compile(r"^CREATE TABLE (\w+)", re.MULTILINE)
+FEW: Final = 8
 MAX_READERS: Final = 8
 MAX_REMEMBERED: Final = 1_000
 ENOUGH_FREE_PAGES: Final = 2_000
@@ -51,8 +53,10 @@ MOST_GIVEN_BACK: Final = 100
 FORK_PATIENCE: Final = 1.0
 LARGEST_REWRITTEN: Final = 500_000_000
 """Bytes: some seconds, in which nobody can write. More would hold up other processes for longer than they wait."""
-EPOCHS_APART: Final = 1 << 32
-"""How far epochs jump after a restore: more than the old log can have given since the backup."""
+NUMBERS_APART: Final = 1 << 30
+"""How far the numbers of blocks jump after a restore: more than the old log can have given since the backup."""
+Asked = tuple[str, tuple[Interest, ...], tuple[Interest, ...]]
+"""What decides which deliveries a claim may have: its subscription, interests and what is blocked."""
 
 
 class SqliteStore(SqlStore):
@@ -72,14 +76,14 @@ class SqliteStore(SqlStore):
         """How many readers are in use."""
         self._returned = threading.Condition(self._lock)
         self._published = 0
-        self._looked: dict[Kind, int] = {}
+        self._looked: dict[Asked, int] = {}
         """For each kind of claim: how often this process had published when it last found less than it asked for."""
         if os.access(path, os.R_OK):
             _look(path, auto_migrate=auto_migrate)
         self._database = Database(path, on_rollback=self._catalog.forget)
         self._committer = Committer(self._database)
         with translated(path):
-            migrate(_Schema(self._committer, self._database), allowed=auto_migrate)
+            migrate(_Schema(path, self._committer, self._database), allowed=auto_migrate)
         STORES[id(self)] = self
 
     def now(self) -> datetime:
@@ -128,7 +132,7 @@ class SqliteStore(SqlStore):
     # ── publishing ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def publish(self, drafts: Sequence[Draft]) -> list[Event]:
-        events = self._write(lambda session: Appending(session).append(drafts))
+        events = self._write(lambda session: append(session, drafts))
         self._published += 1
         self._wake()
         return events
@@ -141,7 +145,7 @@ class SqliteStore(SqlStore):
                 tx = CallersTransaction(
                     db,
                     lambda drafts: self._append_in(db, drafts),
-                    lambda: self._leases(self._session_anew(db)),
+                    lambda settlement: settle(self._session_anew(db), [settlement])[0],
                     lambda step: self._move_in(db, step),
                 )
                 try:
@@ -160,68 +164,59 @@ class SqliteStore(SqlStore):
     def _append_in(self, db: Database, drafts: Sequence[Draft]) -> list[Event]:
         """Store events in the caller's transaction, all or none: it may go on after a refusal, and commit."""
         with db.savepoint():
-            return Appending(self._session_anew(db)).append(drafts)
+            return append(self._session_anew(db), drafts)
 
     def _session_anew(self, db: Database) -> Session:
         """Trust no memory: a savepoint of the caller's own may have taken back what was remembered."""
         self._catalog.forget()
         return self._session(db)
 
-    def _backfill(self, session: Session, name: str, after: int) -> None:
-        Appending(session).backfill(name, after)
-
-    def stage(self, part: int, first: int, drafts: Sequence[Draft]) -> None:
-        rows = [staged_row(part, position, draft) for position, draft in enumerate(drafts, first)]
-
-        def add(session: Session) -> None:
-            require_part(session, part)
-            session.db.many("stage", rows)
-
-        self._write(add)
-
     def _publish_part(self, session: Session, part: int, rows: int) -> int:
-        return Appending(session).publish_part(part, rows)
+        return publish_part(session, part, rows)
 
     # ── claiming ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _claim_all(self, claims: Sequence[Claim]) -> list[Won]:
         """Lease what is due; what nothing is known to have come for is looked at before waiting for the write lock."""
         published = self._published
-        nothing: dict[Kind, Won] = {}
-        for key in {kind(each) for each in claims}:
+        nothing: dict[Asked, Won] = {}
+        for key in {_asked(each) for each in claims}:
             if self._looked.get(key, published) == published and (won := self._look_first(key)) is not None:
                 nothing[key] = won
                 self._remember(key, published)
-        asked = [each for each in claims if kind(each) not in nothing]
-        wons = iter(self._write(lambda session: self._taken(session, asked)) if asked else ())
+        waiting = [each for each in claims if _asked(each) not in nothing]
+        wons = iter(self._write(lambda session: _claim_each(session, waiting)) if waiting else ())
         results: list[Won] = []
         for each in claims:
-            key = kind(each)
+            key = _asked(each)
             won = nothing[key] if key in nothing else next(wons)
             if key not in nothing:
                 self._remember(key, published if len(won.taken) < each.limit else -1)
+                if not won.taken:
+                    won = won._replace(next_due=self._next_due(key))
             results.append(won)
-        for key in {kind(each) for each, won in zip(claims, results, strict=True) if not won.taken} - nothing.keys():
-            with suppress(PostbusError), self._read() as session:  # a hint: what was leased must not be lost over it
-                due = moment(Reading(session).next_due(session.catalog.select(*key)))
-                results = [
-                    won._replace(next_due=due) if kind(each) == key and not won.taken else won
-                    for each, won in zip(claims, results, strict=True)
-                ]
         return results
 
-    def _look_first(self, key: Kind) -> Won | None:
+    def _look_first(self, key: Asked) -> Won | None:
         """Return that there is nothing to claim, if so."""
+        name, *interests = key
         with self._read() as session:
-            nothing = Won([], suspects=False, next_due=None, policy=None, now=session.now)
-            if session.catalog.subscription(key[0]).paused:
+            subscription = session.catalog.subscription(name)
+            nothing = Won([], suspects=False, policy=None, now=session.now, more=False)
+            if subscription.paused:
                 return nothing
-            reading, selection = Reading(session), session.catalog.select(*key)
-            if reading.is_due(selection):
+            selection = session.catalog.select(*interests)
+            if depth.is_due(session, name, selection):
                 return None
-            return nothing._replace(next_due=moment(reading.next_due(selection)))
+            return nothing._replace(next_due=moment(depth.next_due(session, name, selection)), more=False)
 
-    def _remember(self, key: Kind, published: int) -> None:
+    def _next_due(self, key: Asked) -> datetime | None:
+        name, *interests = key
+        with suppress(PostbusError), self._read() as session:  # a hint
+            return moment(depth.next_due(session, name, session.catalog.select(*interests)))
+        return None
+
+    def _remember(self, key: Asked, published: int) -> None:
         if len(self._looked) > MAX_REMEMBERED:
             self._looked.clear()
         self._looked[key] = published
@@ -246,9 +241,9 @@ class SqliteStore(SqlStore):
     def _move_in(self, db: Database, step: Step) -> None:
         """Move a checkpoint in the caller's transaction; what leaves nothing behind needs no look at anything else."""
         if step.leaves:
-            Following(self._session_anew(db)).move(step)
+            followers.move(self._session_anew(db), step)
         elif not self._moved(db, step):
-            raise deposed(step.subscription)
+            raise followers.deposed(step.subscription)
 
     # ── housekeeping ─────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -282,7 +277,7 @@ class SqliteStore(SqlStore):
     def _jump(self, session: Session) -> int:
         session.db.run("begin_sequences")
         session.db.run("jump_ids")
-        return session.db.value("draw_epochs", (EPOCHS_APART,))
+        return session.db.value("draw_numbers", (NUMBERS_APART,))
 
     def inspect(self, *, deep: bool) -> tuple[Finding, ...]:
         self._usable()
@@ -325,10 +320,6 @@ class SqliteStore(SqlStore):
             return self._committer.run(lambda db: operation(self._session(db)))
         except SQLITE_ERRORS as error:
             raise translate(self._path, error) from error
-
-    def _shut_out(self, operation: Callable[[Session], R]) -> R:
-        """There is one writer at a time anyway."""
-        return self._write(operation)
 
     def _beside(self, operation: Callable[[Session], R]) -> R:
         """There is one writer at a time anyway; of what it removes nothing is left in the file."""
@@ -378,6 +369,20 @@ class SqliteStore(SqlStore):
         return Database(self._path, readonly=True)
 
 
+def _claim_each(session: Session, claims: Sequence[Claim]) -> list[Won]:
+    """Claim in turn; the rows of a few events are read at once: to begin anew would take longer."""
+    wons = [claim(session, each) for each in claims]
+    ids = [each.event_id for won in wons for each in won.taken]
+    if not 0 < len(ids) <= FEW:
+        return wons
+    rows, left = lookups.rows_of(session.db, ids)
+    return wons if left else [won._replace(rows=rows) for won in wons]
+
+
+def _asked(claim: Claim) -> Asked:
+    return claim.subscription, claim.interests, claim.blocked
+
+
 STORES: Final[WeakValueDictionary[int, SqliteStore]] = WeakValueDictionary()
 FORKS: Final[dict[int, ExitStack]] = {}
 """What is held while a thread forks."""
@@ -402,8 +407,10 @@ os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_c
 def _look(path: Path, *, auto_migrate: bool) -> None:
     """Raise what keeps a file from being used, before opening it to write makes it a WAL file: it may be another's."""
     with closing(Database(path, readonly=True)) as db, translated(path), db.snapshot():
-        schema = _Schema(Committer(db), db)
+        schema = _Schema(path, Committer(db), db)
         wanted = {name for *_, sql in pending(schema) for name in CREATED.findall(sql)}
+        if db.pragma("application_id") == FORMER_ID:
+            raise _former(path)
         taken = sorted(wanted.intersection(name for (name,) in db.run("names")))
         if taken and db.pragma("application_id") != APPLICATION_ID:
             raise UnsafeStore(f"{path} has tables of another program ({', '.join(taken)}): choose another file")
@@ -411,16 +418,27 @@ def _look(path: Path, *, auto_migrate: bool) -> None:
             migrate(schema, allowed=False)
 
 
+def _former(path: Path) -> SchemaMismatch:
+    return SchemaMismatch(
+        f"{path} was made by an earlier postbus, whose tables this one does not read; nothing was changed. "
+        "To bring its events into a new file: "
+        f"postbus import events --type type --payload payload --key key --tags tags --from sqlite:///{path} --url NEW"
+    )
+
+
 class _Schema:
     """The file as something to migrate."""
 
-    def __init__(self, committer: Committer[Database], db: Database) -> None:
+    def __init__(self, path: Path, committer: Committer[Database], db: Database) -> None:
+        self._path = path
         self.migrations = load_migrations("postbus.store.sqlite")
         self._committer = committer
         self._db = db
 
     def version(self) -> int:
         version = self._db.pragma("user_version")
+        if self._db.pragma("application_id") == FORMER_ID:
+            raise _former(self._path)
         if version and self._db.pragma("application_id") != APPLICATION_ID:
             raise UnsafeStore("this SQLite file belongs to another program: choose another file")
         return version

@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import Final
 
 from postbus.model import Action, AttemptError, Erasable
-from postbus.store.burials import Burials
+from postbus.store.postgres.rows.burials import Burials
+from postbus.store.postgres.rows.session import Session
 from postbus.store.records import checksum, json_array
-from postbus.store.session import Database, Session
+from postbus.store.session import Database
 
 __all__ = ["ERASED", "Erasing", "bearing", "erasable", "erased", "unquoted"]
 

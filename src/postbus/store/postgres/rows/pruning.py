@@ -4,8 +4,8 @@ from typing import Final, NamedTuple
 
 from postbus.errors import Conflict, InvalidRequest
 from postbus.model import Pruned, Stream
-from postbus.store.positions import NAMES, Positions
-from postbus.store.session import Session
+from postbus.store.postgres.rows.positions import NAMES, Positions
+from postbus.store.postgres.rows.session import Session
 
 __all__ = ["Pruning"]
 

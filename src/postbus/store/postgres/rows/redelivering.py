@@ -5,8 +5,8 @@ from typing import Final
 
 from postbus.errors import InvalidRequest
 from postbus.model import Action, Mode, Status
+from postbus.store.postgres.rows.session import Session
 from postbus.store.records import split_tags
-from postbus.store.session import Session
 
 __all__ = ["redeliver"]
 

@@ -9,11 +9,12 @@ from postbus.errors import UnsafeStore
 from postbus.model import Dead, Lease, Outcome, Retry, Stream
 from postbus.retry import RetryPolicy
 from postbus.store.contract import Failure, Settlement
-from postbus.store.erasing import erased, unquoted
-from postbus.store.leases import Leases
-from postbus.store.positions import Positions
+from postbus.store.postgres.rows.erasing import erased, unquoted
+from postbus.store.postgres.rows.leases import Leases
+from postbus.store.postgres.rows.positions import Positions
+from postbus.store.postgres.rows.session import Session
 from postbus.store.records import split_tags
-from postbus.store.session import Row, Session
+from postbus.store.session import Row
 
 __all__ = ["Diverting"]
 

@@ -9,9 +9,9 @@ from postbus.errors import LeaseLost, NotFound
 from postbus.model import Action, Dead, Done, DoneWithErrors, Lease, LogEntry, Outcome, Retry, State, Status
 from postbus.retry import RetryPolicy
 from postbus.store.contract import Report, Reported, Settlement
-from postbus.store.leases import CHUNK, Finished, Leases, ending, retries
+from postbus.store.postgres.rows.leases import CHUNK, Finished, Leases, ending, retries
+from postbus.store.postgres.rows.session import Session
 from postbus.store.records import Held, log_from_row
-from postbus.store.session import Session
 
 __all__ = ["Reports", "success"]
 

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Final
 
-from postbus.store.session import Row, Session
+from postbus.store.postgres.rows.session import Session
+from postbus.store.session import Row
 
 __all__ = ["Burials"]
 

@@ -15,12 +15,13 @@ from postbus.clock import to_micros
 from postbus.errors import InvalidRequest, LeaseLost, NotFound, UnsafeStore
 from postbus.model import Action, Event, Mode, Span, State, Status, Stream, Subscription
 from postbus.pattern import Interest
-from postbus.store.burials import Burials
 from postbus.store.contract import PAGE_BYTES, Ahead, Burial, Lead, Reader, Rewound, Step, Watch
-from postbus.store.erasing import ERASED, erased, unquoted
-from postbus.store.positions import Positions
+from postbus.store.postgres.rows.burials import Burials
+from postbus.store.postgres.rows.erasing import ERASED, erased, unquoted
+from postbus.store.postgres.rows.positions import Positions
+from postbus.store.postgres.rows.session import Session
 from postbus.store.records import encode_errors, followed_events
-from postbus.store.session import Database, Row, Session
+from postbus.store.session import Database, Row
 
 __all__ = ["Followed", "Following", "ahead_of", "deposed"]
 

@@ -26,8 +26,10 @@ from postbus.model import (
 )
 from postbus.pattern import matches
 from postbus.payload import Draft
-from postbus.store.catalog import Catalog
 from postbus.store.contract import PAGE_BYTES, DeadFilter, Fault, Work
+from postbus.store.postgres.rows.catalog import Catalog
+from postbus.store.postgres.rows.routes import Selection
+from postbus.store.postgres.rows.session import Session
 from postbus.store.records import (
     decode_errors,
     decoding,
@@ -38,8 +40,7 @@ from postbus.store.records import (
     row_from_draft,
     split_tags,
 )
-from postbus.store.routes import Selection
-from postbus.store.session import Database, Row, Session
+from postbus.store.session import Database, Row
 
 __all__ = ["END_OF_TIME", "Reading", "dead_keys", "rows_of", "tags_filter"]
 

@@ -8,7 +8,8 @@ from postbus.clock import from_micros
 from postbus.errors import Conflict, InvalidRequest
 from postbus.model import Action, Checkpoint, Mode, Span, Status, Stream
 from postbus.store.contract import Activity
-from postbus.store.session import Row, Session, bump
+from postbus.store.postgres.rows.session import Session, bump
+from postbus.store.session import Row
 
 __all__ = ["Positions"]
 

@@ -45,7 +45,6 @@ from postbus.observe import probe
 from postbus.pattern import Interest
 from postbus.payload import Draft
 from postbus.retry import RetryPolicy
-from postbus.store.burials import Burials
 from postbus.store.contract import (
     Activity,
     Claim,
@@ -61,18 +60,20 @@ from postbus.store.contract import (
     Watch,
     Work,
 )
-from postbus.store.diverting import Diverting
-from postbus.store.erasing import Erasing, bearing, erasable
-from postbus.store.following import Followed
-from postbus.store.leases import Leases, Taken
 from postbus.store.liveness import Liveness
-from postbus.store.positions import Positions
-from postbus.store.pruning import Pruning
-from postbus.store.reading import END_OF_TIME, Reading, dead_keys, rows_of, tags_filter
+from postbus.store.postgres.rows.burials import Burials
+from postbus.store.postgres.rows.diverting import Diverting
+from postbus.store.postgres.rows.erasing import Erasing, bearing, erasable
+from postbus.store.postgres.rows.following import Followed
+from postbus.store.postgres.rows.leases import Leases, Taken
+from postbus.store.postgres.rows.positions import Positions
+from postbus.store.postgres.rows.pruning import Pruning
+from postbus.store.postgres.rows.reading import END_OF_TIME, Reading, dead_keys, rows_of, tags_filter
+from postbus.store.postgres.rows.redelivering import redeliver
+from postbus.store.postgres.rows.reports import Reports
+from postbus.store.postgres.rows.session import Session, bump
 from postbus.store.records import UNREADABLE, claimed_event, moment, quick_delivery, split_tags
-from postbus.store.redelivering import redeliver
-from postbus.store.reports import Reports
-from postbus.store.session import Row, Session, bump
+from postbus.store.session import Row
 from postbus.store.staging import drop_some, sunk_before, tidied
 
 __all__ = ["Kind", "SqlStore", "Won", "kind"]
