@@ -7,7 +7,7 @@ not, but at most once.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +17,7 @@ import apsw
 import psycopg
 
 from postbus.torture.history import FAIL, INVOKE, OK, UNKNOWN, Entry
+from postbus.torture.tables import DEAD, LEASED, PENDING, AuditRow, Run, StoredDelivery, audit_of, deliveries_of
 
 __all__ = [
     "RULES",
@@ -67,8 +68,6 @@ Key = tuple[int, str]
 CAUSES: Final = frozenset({"EXPIRED", "RELEASED", "RESET", "RETRIED"})
 COMPLETED: Final = frozenset({"COMPLETED", "COMPLETED_WITH_ERRORS"})
 GONE: Final = frozenset({"PURGED", "DISCARDED"})
-PENDING, LEASED, DEAD = range(3)
-AUDIT: Final = "SELECT id, event_id, subscription, action, status, attempt, epoch, worker_id FROM event_log ORDER BY id"
 
 
 class Verdict(NamedTuple):
@@ -105,26 +104,6 @@ class Journal:
     aborted: frozenset[str] = frozenset()
     beside: frozenset[str] = frozenset()
     """Those that came with a row of the publisher's own, in one transaction."""
-
-
-class AuditRow(NamedTuple):
-    """A row of the audit log, as far as rules look at it."""
-
-    event_id: int
-    subscription: str
-    action: str
-    status: str | None
-    attempt: int
-    epoch: int
-    worker_id: str | None
-
-
-class StoredDelivery(NamedTuple):
-    """A row of the deliveries, as far as rules look at it."""
-
-    state: int
-    attempt: int
-    epoch: int
 
 
 @dataclass(frozen=True)
@@ -220,7 +199,7 @@ def read_database(url: str) -> Database:
         return read_file(Path(url.removeprefix("sqlite:///")))
     with psycopg.connect(url, options="-c search_path=postbus") as connection:
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-        return _read(lambda sql: connection.execute(sql.encode()))
+        return _read(lambda sql: connection.execute(sql.encode()), blocks=False)
 
 
 def read_file(path: Path) -> Database:
@@ -235,19 +214,16 @@ def read_file(path: Path) -> Database:
 
 def read_through(connection: apsw.Connection) -> Database:
     """Return what an open SQLite file holds, and what is wrong with it."""
-    found = _read(connection.execute)
+    found = _read(connection.execute, blocks=True)
     damage = (row[0] for row in connection.execute("PRAGMA integrity_check"))
     return replace(found, damage=tuple(each for each in damage if each != "ok"))
 
 
-def _read(run: Callable[[str], Iterable[tuple[Any, ...]]]) -> Database:
+def _read(run: Run, *, blocks: bool) -> Database:
     return Database(
         events=dict(run("SELECT id, uid FROM events")),
-        deliveries={
-            (event_id, name): StoredDelivery(*rest)
-            for event_id, name, *rest in run("SELECT event_id, subscription, state, attempt, epoch FROM deliveries")
-        },
-        rows={number: AuditRow(*row) for number, *row in run(AUDIT)},
+        deliveries=deliveries_of(run, blocks=blocks),
+        rows=audit_of(run, arrays=blocks),
     )
 
 
@@ -272,6 +248,7 @@ def check(
         *torn(journal, database),
         *repeated(executions, database),
         *unclaimed(executions, database),
+        *reused(database),
         *attempts(database, allowed),
         *unhandled(executions, database),
         *replayed_differs(database),
@@ -341,6 +318,13 @@ def unclaimed(executions: Sequence[Execution], database: Database) -> Iterator[V
     for one in executions:
         if (one.event_id, one.subscription, one.epoch) not in picked:
             yield Verdict("unclaimed", f"{one} ran without a recorded claim")
+
+
+def reused(database: Database) -> Iterator[Verdict]:
+    """Yield epochs that more than one claim was given (I4)."""
+    for epoch, count in Counter(row.epoch for row in database.audit if row.action == "PICKED").items():
+        if count > 1:
+            yield Verdict("epoch-reused", f"epoch {epoch} was given {count} times")
 
 
 def attempts(database: Database, allowed: int) -> Iterator[Verdict]:

@@ -12,6 +12,7 @@ import subprocess
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ from postbus.torture.crew import LEASE, PROJECTION, QUEUES
 from postbus.torture.history import FAIL, INVOKE, OK
 from postbus.torture.proxy import Cut, Proxy
 from postbus.torture.stage import Late, Stage, Store, until
+from postbus.torture.tables import AuditRow, audit_of
 
 __all__ = ["FAULTS", "Fault", "Play"]
 
@@ -52,15 +54,6 @@ POISON: Final[tuple[Any, ...]] = (
     object(),
 )
 """Payloads that JSON, or one of the stores, would change or refuse."""
-
-
-HOLDERS: Final = """
-    SELECT worker_id FROM event_log AS p
-    WHERE event_id = {event_id} AND subscription = '{queue}' AND action = 'PICKED' AND NOT EXISTS (
-        SELECT 1 FROM event_log AS r WHERE r.event_id = p.event_id AND r.subscription = p.subscription
-        AND r.epoch = p.epoch AND r.action = 'RELEASED')
-    ORDER BY id
-"""
 
 
 @dataclass
@@ -101,18 +94,22 @@ class Play:
 
     def claims(self, event_id: int) -> dict[str, int]:
         """Return how often an event was claimed, by subscription."""
-        counted = f"SELECT subscription, count(*) FROM event_log WHERE action = 'PICKED' AND event_id = {event_id:d} "  # noqa: S608
-        return dict(self.stage.store.rows(counted + "GROUP BY subscription"))
+        return dict(Counter(each.subscription for each in self._entries(event_id) if each.action == "PICKED"))
 
     def holders(self, event_id: int, queue: str = QUEUES[0]) -> list[str]:
         """Return who has claimed an event in a queue and not given it back, in their order."""
-        return [name for (name,) in self.stage.store.rows(HOLDERS.format(event_id=event_id, queue=queue))]
+        entries = [each for each in self._entries(event_id) if each.subscription == queue]
+        released = {each.epoch for each in entries if each.action == "RELEASED"}
+        return [each.worker_id or "" for each in entries if each.action == "PICKED" and each.epoch not in released]
 
     def ended(self, event_id: int) -> bool:
         """Return whether an event has come to an end in every queue."""
-        return self.stage.store.rows(
-            f"SELECT count(*) FROM deliveries WHERE state < 2 AND event_id = {event_id:d}"  # noqa: S608  a number
-        ) == [(0,)]
+        return not any(each == event_id for each, _ in self.stage.store.unfinished())
+
+    def _entries(self, event_id: int) -> list[AuditRow]:
+        """Return the entries of the audit log on an event, in their order."""
+        store = self.stage.store
+        return [each for each in audit_of(store.rows, arrays=store.is_sqlite).values() if each.event_id == event_id]
 
 
 Strike = Callable[[Play], None]

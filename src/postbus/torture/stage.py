@@ -21,6 +21,7 @@ from postbus.torture.cluster import Bouncer, Cluster, free_port, query
 from postbus.torture.crew import QUEUES, TABLES
 from postbus.torture.history import Entry, History, read
 from postbus.torture.proxy import Proxy
+from postbus.torture.tables import LEASED, PENDING, deliveries_of
 
 __all__ = ["Late", "Member", "Stage", "Store", "is_locked", "on_stage", "until"]
 
@@ -134,6 +135,20 @@ class Store:
             return connection.execute(sql).fetchall()
         finally:
             connection.close()
+
+    def unfinished(self) -> list[tuple[int, str]]:
+        """Return what is still to be done, as of one moment: event and subscription."""
+        if not self.is_sqlite:
+            found = deliveries_of(self.rows, blocks=False)
+        else:
+            connection = apsw.Connection(str(self.path), flags=apsw.SQLITE_OPEN_READONLY)
+            connection.set_busy_timeout(10_000)
+            try:
+                connection.execute("BEGIN")
+                found = deliveries_of(connection.execute, blocks=True)
+            finally:
+                connection.close()
+        return [key for key, each in found.items() if each.state in (PENDING, LEASED)]
 
     def size(self) -> int:
         """Return how many bytes it takes, but for what is to last: uids, for days, and what the crew itself writes."""
@@ -336,7 +351,6 @@ class Stage:
 
     def _drain(self) -> None:
         """Wait until nothing is left to be done, or raise Late: what is left then is the checker's to tell."""
-        unfinished = "SELECT count(*) FROM deliveries WHERE state < 2"
         behind = (
             "SELECT count(*) FROM checkpoints WHERE subscription IN ('projection', 'reader') "
             "AND position < (SELECT coalesce(max(id), 0) FROM events)"
@@ -344,7 +358,7 @@ class Stage:
 
         def done() -> bool:
             with suppress(StoreUnavailable):
-                return self.store.rows(unfinished) == [(0,)] and self.store.rows(behind) == [(0,)]
+                return not self.store.unfinished() and self.store.rows(behind) == [(0,)]
             return False
 
         until(done, "everything published comes to an end, and followers come to the end of the log")
