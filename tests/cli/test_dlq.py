@@ -6,7 +6,7 @@ import pty
 import pytest
 
 from postbus import EventBus
-from postbus.store import reading
+from postbus.store import lookups
 
 from .conftest import URL
 
@@ -130,7 +130,7 @@ def test_on_a_terminal_it_asks_with_the_count(answer, left, command, data):
 @pytest.mark.parametrize(("verb", "done"), [("retry --all", "retried"), ("purge --older-than-days 0", "purged")])
 def test_more_than_are_counted_are_told_as_more(verb, done, cli, data, monkeypatch):
     """A count ends at its cap: what is told of it is no exact figure (S1.12)."""
-    monkeypatch.setattr(reading, "TOTAL_CAP", 2)
+    monkeypatch.setattr(lookups, "TOTAL_CAP", 2)
     assert f"2 or more dead letters would be {done}" in cli("dlq", *verb.split(), "--dry-run").stderr
     assert data("dlq", *verb.split(), "--dry-run") == {
         done: 0, "matching": 2, "matching_capped": True, "dry_run": True,

@@ -160,7 +160,8 @@ def test_an_archive_tells_how_much_would_go(bus, cli, data):
     words = ("pipeline", "archive", "--lake", "lake", "--dry-run")
     events, audit = data(*words, "--older-than", "0s")
     assert (events["would_remove"], events["would_go_through"], events["what_follows_is"]) == (3, 4, None)
-    assert (audit["would_remove"], audit["would_go_through"], audit["what_follows_is"]) == (6, 8, None)
+    head = bus.store.span(Stream.AUDIT).head
+    assert (audit["would_remove"], audit["would_go_through"], audit["what_follows_is"]) == (6, head, None)
     told = cli(*words, "--older-than", "30d").stdout
     assert "younger than 30 days\n" in told.replace(" \n", "\n")
     assert "WOULD REMOVE" in told

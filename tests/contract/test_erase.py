@@ -93,6 +93,25 @@ def test_whatever_was_still_to_be_done_is_not(op: Operator):
     assert op.store.stats().subscriptions[0].pending == 0
 
 
+def test_of_events_leased_together_only_the_erased_one_is_lost(op: Operator):
+    """Its neighbours are settled as ever (P.5, I8)."""
+    op.publish_all({"type": "a"}, SECRET, {"type": "a"})
+    first, ada, last = op.claim(3, shared=True)
+    op.store.erase(uid="u-ada", actor="privacy")
+    assert [op.settle(each) for each in (first, ada, last)] == [Settled.APPLIED, Settled.LOST, Settled.APPLIED]
+    assert op.actions(ada.id, "default") == ["PICKED", "DISCARDED"]
+
+
+def test_what_nobody_waits_for_is_not_discarded(op: Operator):
+    """Done already, not wanted, or passed by a subscription that was made later (I9, I13)."""
+    op.subscription("other", ["b"])
+    (event,) = op.publish_all(SECRET)
+    op.subscription("later")
+    op.settle(op.take())
+    op.store.erase(uid="u-ada", actor="privacy")
+    assert [row.subscription for row in op.logs(event) if row.action == "DISCARDED"] == []
+
+
 def test_done_again_it_changes_nothing_and_names_the_same(op: Operator):
     """So that what was to follow, in the lake, can be done again (P.5)."""
     (event,) = op.publish_all(SECRET)
@@ -149,6 +168,15 @@ def test_what_was_pruned_can_be_named_by_its_id(op: Operator):
     assert op.store.erase(ids=[event.id], actor="privacy").changed == 1
     assert "Ada" not in repr(op.store.logs(event.id))
     assert op.actions(event)[-1] == "ERASED"
+
+
+def test_of_what_was_pruned_it_is_recorded_once(op: Operator):
+    """Also where nothing of it is left to blank (I13)."""
+    event = op.publish("a")
+    op.settle(op.take())
+    op.store.prune(Stream.EVENTS, after=0, through=event.id)
+    assert [op.store.erase(ids=[event.id], actor="privacy").changed for _ in range(2)] == [1, 0]
+    assert op.actions(event) == ["PICKED", "COMPLETED", "ERASED"]
 
 
 def test_nothing_or_too_much_is_refused(store: Store):

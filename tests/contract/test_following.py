@@ -10,10 +10,10 @@ from postbus.model import Event, Mode, State, Status, Stream
 from postbus.payload import draft
 from postbus.store import Store
 from postbus.store.contract import DeadFilter, Step
-from postbus.store.following import Following
 from postbus.testing import FrozenClock
 from tests.contract.following import HELD, burial, lead, left, rows, stand, step
 from tests.contract.stores import Operator, Site, wanting
+from tests.kinds import on_sqlite
 
 # ── moving ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -153,6 +153,17 @@ def test_the_audit_log_tells_of_each_attempt_and_of_one_end(op: Operator, events
     assert op.logs(events[0], "s") == []
 
 
+@on_sqlite
+def test_a_move_that_is_made_again_leaves_nothing_twice(op: Operator, events: list[Event]):
+    """As after an answer that was lost: one dead letter, one parked event, and their entries once (I9, I13)."""
+    again = step(lead(op.store), events[2], buried=[burial(events[1], 2)], parked=[events[2]])
+    op.store.move(again)
+    op.store.move(again)
+    assert left(op.store) == [(events[1].id, State.DEAD), (events[2].id, State.PARKED)]
+    assert op.actions(events[1], "s") == ["FAILED", "FAILED"]
+    assert op.actions(events[2], "s") == ["PARKED"]
+
+
 def test_position_and_dead_letter_are_one_transaction(
     op: Operator, events: list[Event], monkeypatch: pytest.MonkeyPatch
 ):
@@ -162,7 +173,8 @@ def test_position_and_dead_letter_are_one_transaction(
     def fail(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(Following, "_park", fail)
+    monkeypatch.setattr("postbus.store.followers._park", fail)
+    monkeypatch.setattr("postbus.store.postgres.rows.following.Following._park", fail)
     with pytest.raises(ZeroDivisionError):
         op.store.move(step(first, events[3], buried=[burial(events[1]), burial(events[3])]))
     assert stand(op.store).position == 0

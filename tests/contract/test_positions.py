@@ -8,8 +8,9 @@ import pytest
 from postbus.errors import Conflict
 from postbus.model import Mode, Stream
 from postbus.store import Store
+from postbus.store.contract import Settlement
 from postbus.testing import FrozenClock
-from tests.contract.stores import Operator, Site, ids
+from tests.contract.stores import DONE, Operator, Site, ids
 
 
 @pytest.mark.parametrize("stream", list(Stream))
@@ -108,3 +109,52 @@ def test_one_at_a_time_holds_a_name(site: Site):
             pass
     with other.hold("lake") as check:
         check()
+
+
+def recorded(op: Operator) -> list[int]:
+    """Return the ids of the entries of some events, many of which were recorded together."""
+    events = op.publish_all(*[{"type": "a"}] * 6)
+    op.store.settle([Settlement(each.lease, DONE, "w", None, 1.0) for each in op.claim(4, shared=True)])
+    op.settle(op.take())
+    return sorted(row.id for event in events for row in op.store.logs(event.id))
+
+
+def test_entries_are_counted_wherever_they_are_recorded_together(op: Operator):
+    """A position may be that of any entry: steps ahead, figures and lag go by entries (P.1)."""
+    entries = recorded(op)
+    assert len(entries) == 10
+    head = op.store.span(Stream.AUDIT).head
+    assert head == entries[-1]
+    lake = op.store.consumer("lake", Stream.AUDIT, 0)
+    for place, position in enumerate([0, *entries]):
+        rest = entries[place:]
+        for count in (1, 2, 5, 100):
+            assert op.store.ahead(Stream.AUDIT, position, count) == (rest[:count] or [position])[-1]
+        counted = op.store.activity(Stream.AUDIT, position, head, timedelta(seconds=1))
+        assert sum(each.times for each in counted) == len(rest)
+        op.store.advance("lake", position, lake.log_id)
+        (found,) = op.store.checkpoints()
+        assert (found.lag, found.waiting) == (len(rest), timedelta(0) if rest else None)
+
+
+def test_a_long_lag_is_estimated(op: Operator, monkeypatch: pytest.MonkeyPatch):
+    """By what the first rows hold: the rest is not read for it."""
+    monkeypatch.setattr("postbus.store.followers.MOST_ROWS", 2)
+    entries = recorded(op)
+    op.store.consumer("lake", Stream.AUDIT, 0)
+    (found,) = op.store.checkpoints()
+    assert len(entries) <= found.lag <= 20
+
+
+def test_a_moment_is_found_among_entries(op: Operator, clock: FrozenClock):
+    """Everything recorded then or later lies behind it, nothing earlier does (P.1)."""
+    moments = [clock.now()]
+    entries = [recorded(op)]
+    for _ in range(3):
+        clock.advance(10)
+        moments.append(clock.now())
+        entries.append(recorded(op))
+    for number, moment in enumerate(moments):
+        position = op.store.before(Stream.AUDIT, moment)
+        behind = [each for some in entries for each in some if each > position]
+        assert behind == [each for some in entries[number:] for each in some]

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from postbus.errors import InvalidRequest, LeaseLost, NotFound
-from postbus.model import Event, Mode, State, Stream
+from postbus.model import Event, Mode, State, Status, Stream
 from postbus.pattern import Interest
 from postbus.payload import draft
-from postbus.store import Store, following
-from postbus.store.contract import Rewound
+from postbus.store import Store, unfinished
+from postbus.store.contract import Rewound, Settled
 from postbus.testing import FrozenClock
 from tests.contract.following import ALL, HELD, burial, lead, left, on_postgres, rows, stand, step
-from tests.contract.stores import Operator, Site, ids, wanting
+from tests.contract.stores import DEAD, RETRY, Operator, Site, ids, wanting
 from tests.kinds import on_sqlite
 
 # ── rewinding ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -43,12 +43,13 @@ def test_a_rewind_to_a_moment_has_all_of_it_and_later_come_again(op: Operator, c
 
 
 @pytest.mark.parametrize(("patterns", "tags", "again"), [("a", (), 3), ("*", ["eu"], 2), ("a", ["eu", "uk"], 1)])
-@pytest.mark.parametrize("part", [2, following.COUNTED])
+@pytest.mark.parametrize("part", [2, unfinished.COUNTED])
 def test_a_rewind_counts_what_is_wanted(
     op: Operator, monkeypatch: pytest.MonkeyPatch, patterns: str, tags: Sequence[str], again: int, part: int
 ):
     """Events of other types, or with none of the tags, do not come again (S4.3); of a long log, part after part."""
-    monkeypatch.setattr(following, "COUNTED", part)
+    monkeypatch.setattr("postbus.store.unfinished.COUNTED", part)
+    monkeypatch.setattr("postbus.store.postgres.rows.following.COUNTED", part)
     op.subscription("s", [patterns], mode=Mode.ORDERED, start="beginning", tags=tags)
     published = op.publish_all(
         {"type": "a", "tags": ["eu", "uk"]}, {"type": "a"}, {"type": "a"}, {"type": "b", "tags": ["eu"]}, {"type": "b"}
@@ -76,7 +77,8 @@ def test_a_rewind_discards_what_comes_again_and_nothing_else(op: Operator, event
 
 def test_more_than_a_chunk_is_discarded(op: Operator, monkeypatch: pytest.MonkeyPatch, events: list[Event]):
     """All of it (I9)."""
-    monkeypatch.setattr("postbus.store.following.CHUNK", 3)
+    monkeypatch.setattr("postbus.store.unfinished.CHUNK", 3)
+    monkeypatch.setattr("postbus.store.postgres.rows.burials.CHUNK", 3)
     op.store.move(step(lead(op.store), events[7], parked=events))
     assert op.store.rewind("s", 0, "ops") == Rewound(0, 8, 8)
     assert left(op.store) == []
@@ -118,11 +120,10 @@ def test_a_rewind_out_of_the_log_is_refused(op: Operator, events: list[Event], t
 
 @pytest.mark.parametrize("dry_run", [False, True])
 def test_what_has_no_order_is_not_rewound(store: Store, clock: FrozenClock, *, dry_run: bool):
-    """A queue, a Spark stream, or nothing at all."""
+    """A Spark stream, or nothing at all."""
     store.consumer("lake", Stream.EVENTS, 0)
-    for name in ("default", "lake"):
-        with pytest.raises(InvalidRequest, match="no ordered subscription"):
-            store.rewind(name, 0, "ops", dry_run=dry_run)
+    with pytest.raises(InvalidRequest, match="'lake' is"):
+        store.rewind("lake", 0, "ops", dry_run=dry_run)
     with pytest.raises(NotFound):
         store.rewind("nowhere", 0, "ops", dry_run=dry_run)
 
@@ -141,6 +142,117 @@ def test_a_rewind_deposes_whoever_leads(store: Store, events: list[Event]):
     again = lead(store, "two")
     assert (again.position, again.crashes) == (events[1].id, 0)
     assert again.epoch > first.epoch
+
+
+# ── rewinding a queue ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@on_sqlite
+def test_a_queue_goes_back_and_everything_after_the_position_comes_again(op: Operator):
+    """Completed ones too, whatever they waited for; what lies before the position is left alone (S4.3, I11)."""
+    events = op.publish_all(*[{"type": "a"}] * 6)
+    done, dead, retried, leased = op.claim(4)
+    op.settle(done)
+    op.settle(dead, DEAD)
+    op.settle(retried, RETRY)
+    assert op.store.rewind("default", events[0].id, "ops") == Rewound(events[0].id, 3, 3)
+    assert op.settle(leased) is Settled.LOST
+    assert op.dead().total == 0
+    assert [op.status(each) for each in events] == [Status.COMPLETED, *[Status.PENDING] * 5]
+    assert [(each.id, each.attempt) for each in op.take_all()] == [(each.id, 1) for each in events[1:]]
+
+
+@on_sqlite
+def test_one_entry_tells_of_a_queues_rewind(op: Operator):
+    """On the event at the position: from, to, how many, and who did it (I11, I13)."""
+    events = op.publish_all(*[{"type": "a"}] * 5)
+    for delivery in op.take_all():
+        op.settle(delivery)
+    before = {each.id: op.actions(each) for each in events}
+    op.store.rewind("default", events[1].id, "ops")
+    assert {each.id: op.actions(each) for each in events} == {
+        **before,
+        events[1].id: [*before[events[1].id], "REPLAYED"],
+    }
+    told = op.logs(events[1])[-1]
+    assert (told.subscription, told.worker_id, told.status) == ("default", "ops", None)
+    assert told.error_message == "rewound from 5 to 2: 3 events come again"
+    assert op.status(events[1]) is Status.COMPLETED
+
+
+@on_sqlite
+def test_what_a_queues_rewind_counts_in_its_entry_is_capped(op: Operator, monkeypatch: pytest.MonkeyPatch):
+    """Other writers wait for it; the answer has the whole number."""
+    monkeypatch.setattr("postbus.store.followers.MOST_COUNTED", 3)
+    monkeypatch.setattr("postbus.store.unfinished.MOST_COUNTED", 3)
+    event, *_ = op.publish_all(*[{"type": "a"}] * 6)
+    op.take_all()
+    assert op.store.rewind("default", event.id, "ops").again == 5
+    assert str(op.logs(event)[-1].error_message).endswith("3 or more events come again")
+
+
+@on_sqlite
+def test_what_was_taken_out_of_turn_comes_again_once(op: Operator):
+    """An urgent event, handed out before those that the cursor stands at, goes back with them (I11)."""
+    plain = op.publish_all(*[{"type": "a"}] * 3)
+    urgent = op.publish("a", priority=5)
+    first = op.take()
+    op.settle(first)
+    op.settle(op.take())
+    assert first.id == urgent.id
+    for _ in range(2):
+        op.store.rewind("default", 0, "ops")
+        assert ids([op.take(), *op.take_all()]) == ids([urgent, *plain])
+
+
+@on_sqlite
+def test_an_erased_event_does_not_come_again(op: Operator):
+    """Nor is it counted (P.5)."""
+    events = op.publish_all(*[{"type": "a"}] * 3)
+    for delivery in op.take_all():
+        op.settle(delivery)
+    op.store.erase(ids=[events[1].id], actor="privacy")
+    assert op.store.rewind("default", 0, "ops") == Rewound(0, 2, 0)
+    assert ids(op.take_all()) == [events[0].id, events[2].id]
+
+
+@on_sqlite
+def test_a_queues_rewind_counts_what_is_wanted_and_a_dry_run_only_tells(op: Operator):
+    """The same figures as the rewind itself, and nothing changes (S4.3)."""
+    op.subscription("s", ["a"])
+    events = op.publish_all({"type": "a"}, {"type": "b"}, {"type": "a"}, {"type": "a"})
+    held = op.claim(2, "s")
+    told = op.store.rewind("s", events[0].id, "ops", dry_run=True)
+    assert told == Rewound(events[0].id, 1, 1)
+    assert op.logs(events[0], "s")[-1].action == "PICKED"
+    assert op.store.extend([each.lease for each in held], HELD) == set()
+    assert op.store.rewind("s", events[0].id, "ops") == told
+    assert op.store.extend([each.lease for each in held], HELD) == {held[1].lease}
+
+
+@on_sqlite
+@pytest.mark.parametrize("dry_run", [False, True])
+@pytest.mark.parametrize("to", [-1, 1, 6, "now", "yesterday"])
+def test_a_queue_goes_back_only_and_not_into_what_was_pruned(op: Operator, to: Any, *, dry_run: bool):
+    """Forwards it would pass over what nobody has seen (I5, I10)."""
+    op.publish_all(*[{"type": "a"}] * 7)
+    for delivery in op.claim(5):
+        op.settle(delivery)
+    op.store.prune(Stream.EVENTS, after=0, through=2)
+    with pytest.raises(InvalidRequest, match="rewind to"):
+        op.store.rewind("default", to, "ops", dry_run=dry_run)
+    assert len(op.take_all()) == 2
+    assert op.store.rewind("default", "beginning", "ops", dry_run=True).position == 2
+
+
+@on_sqlite
+def test_a_block_keeps_what_lies_before_the_position(op: Operator):
+    """Of events that one worker leased together, those after it are lost, the others are not (I8)."""
+    events = op.publish_all(*[{"type": "a"}] * 4)
+    held = op.claim(4, shared=True)
+    op.store.rewind("default", events[1].id, "ops")
+    assert [op.settle(each) for each in held] == [*[Settled.APPLIED] * 2, *[Settled.LOST] * 2]
+    assert ids(op.take_all()) == ids(events[2:])
 
 
 # ── reading on ───────────────────────────────────────────────────────────────────────────────────────────────────────

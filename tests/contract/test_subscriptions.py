@@ -11,7 +11,8 @@ from postbus.retry import RetryPolicy
 from postbus.store import Store
 from postbus.store.contract import DeadFilter, Settled
 from postbus.testing import FrozenClock
-from tests.contract.stores import DEAD, DONE, Operator, Site, ids
+from tests.contract.stores import DEAD, DONE, Operator, Site, ids, wanting
+from tests.kinds import on_sqlite
 
 
 def test_the_default_subscription_is_there_from_the_start(store: Store):
@@ -108,9 +109,10 @@ def test_a_long_log_is_given_whole_and_in_order(op: Operator):
 
 
 def test_widening_lets_it_want_more_from_now_on(op: Operator):
-    """What came before is not delivered after the fact."""
+    """What its cursor has passed is not delivered after the fact."""
     op.subscription("s", ["order.*"])
     op.publish("user.made")
+    assert op.claim(1, "s") == []
     assert op.store.widen_subscription("s", "user.*") is True
     later = op.publish("user.made")
     assert ids(op.take_all("s")) == [later.id]
@@ -170,6 +172,39 @@ def test_deleting_discards_what_is_unfinished_and_says_so(op: Operator):
     assert op.settle(late) is Settled.LOST
     assert op.store.retry_dead(DeadFilter(), "me") == 0
     assert [each.name for each in op.store.subscriptions()] == ["default"]
+
+
+@on_sqlite
+def test_deleting_a_queue_tells_once_of_all_that_was_still_to_come(op: Operator, monkeypatch: pytest.MonkeyPatch):
+    """What it wanted, and nobody had taken: on the last event of the log, counted up to a limit (I13)."""
+    op.subscription("s", ["a"])
+    events = op.publish_all(*[{"type": "a"}] * 5, {"type": "b"})
+    op.take("s")
+    assert op.store.delete_subscription("s", "admin") == 5
+    told = op.logs(events[5], "s")
+    assert [(row.action, row.status, row.worker_id) for row in told] == [("DISCARDED", None, "admin")]
+    assert told[0].error_message == "deleted at 1 of 6: 4 events were still to come"
+    assert op.logs(events[4], "s") == []
+    monkeypatch.setattr("postbus.store.retention.MOST_COUNTED", 2)
+    assert op.store.delete_subscription("default", "admin") == 2
+
+
+@on_sqlite
+def test_many_deliveries_are_discarded_a_part_at_a_time(op: Operator):
+    """Each once, those that somebody works on too, and none of another subscription's (I13)."""
+    op.subscription("s")
+    op.publish_all(*[{"type": "a", "delay": 60}] * 2_500, *[{"type": "b"}] * 10)
+    held = op.claim(10, "s", interests=wanting("b"), shared=True)
+    assert len(held) == 10
+    op.settle(held[0], DEAD)
+    assert op.store.delete_subscription("s", "admin") == 2_510
+    assert [op.actions(event, "s") for event in (1, 2_500, held[0].id, held[9].id)] == [
+        ["DISCARDED"],
+        ["DISCARDED"],
+        ["PICKED", "FAILED", "DISCARDED"],
+        ["PICKED", "DISCARDED"],
+    ]
+    assert len(op.claim(20)) == 10
 
 
 def test_a_discarded_delivery_is_not_shown_as_running(op: Operator):

@@ -47,7 +47,7 @@ def scenario(bus: EventBus, promises: Promises) -> None:
         promises.events += [(promises.now, event.id, event.uid) for event in stored]
         for each in bus.poll_many(7):
             promises.claims.append((promises.now, each.epoch))
-            match each.epoch % 4:
+            match (each.epoch >> 10) % 4:
                 case 0:
                     bus.finalize(each, success=False, errors=["try again"])
                     promises.ends.append((promises.now, each.epoch, "FAILED"))
@@ -97,13 +97,13 @@ def broken(promises: Promises, cut: int, path: Path) -> Iterator[str]:
 
 
 def read(path: Path) -> tuple[Database, int] | None:
-    """Return the file's content and its last epoch; None where not even the schema had been made."""
+    """Return the file's content and the last epoch it can have given; None where not even the schema had been made."""
     survivor = OPEN(str(path))
     try:
         survivor.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)  # thousands of files: none needs to be tidy
         if not survivor.execute("SELECT count(*) FROM sqlite_schema WHERE name = 'meta'").get:
             return None
-        return read_through(survivor), survivor.execute("SELECT value FROM meta WHERE key = 'epoch'").get
+        return read_through(survivor), survivor.execute("SELECT value << 10 | 1023 FROM meta WHERE key = 'number'").get
     finally:
         survivor.close()
 

@@ -5,6 +5,7 @@ import time
 from typing import Any
 
 from postbus import EventBus
+from postbus.torture.tables import LEASED
 from tests.crash.processes import Child, Trial, until
 
 LONG = {"lease": 3600, "poll_interval": 0.5, "concurrency": 5, "prefetch": 10}
@@ -21,12 +22,19 @@ def hands_full(trial: Trial, **options: Any) -> Child:
 
 def completed(trial: Trial) -> int:
     """Return how many events are done."""
-    return trial.rows("SELECT count(*) FROM event_log WHERE action = 'COMPLETED'")[0][0]
+    return sum(row.action == "COMPLETED" for row in trial.database().audit)
 
 
 def leased(trial: Trial) -> int:
     """Return how many leases stand."""
-    return trial.rows("SELECT count(*) FROM deliveries WHERE state = 1")[0][0]
+    return len(leases(trial))
+
+
+def leases(trial: Trial) -> list[tuple[int, int]]:
+    """Return the leases that stand: event and epoch."""
+    return sorted(
+        (event_id, each.epoch) for (event_id, _), each in trial.database().deliveries.items() if each.state == LEASED
+    )
 
 
 def test_start_frees_what_a_killed_worker_held(trial: Trial):
@@ -73,11 +81,11 @@ def test_what_a_stopped_worker_could_not_finish_is_free_when_its_process_has_end
 def test_a_live_neighbour_keeps_its_leases(trial: Trial):
     """A start leaves the leases of a living process alone (S1.15, I7)."""
     busy = hands_full(trial)
-    held = trial.rows("SELECT event_id, epoch FROM deliveries WHERE state = 1")
+    held = leases(trial)
     neighbour = trial.start("work", options=LONG)
     neighbour.hear()
     until(lambda: completed(trial) == COUNT - len(held), "the neighbour has done all it may")
-    assert trial.rows("SELECT event_id, epoch FROM deliveries WHERE state = 1") == held
+    assert leases(trial) == held
     assert not busy.ended()
 
 

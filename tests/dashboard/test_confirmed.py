@@ -1,14 +1,15 @@
 """What was confirmed is what is done: no more, no less, and it is told how far it went."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 
 from postbus import StoreUnavailable
-from postbus.store.burials import Burials
+from postbus.store import retention
+from postbus.store.session import Row, Session
 from tests.dashboard.asking import act, confirm, dead, kill, see
 from tests.http.serving import Served
+from tests.kinds import on_sqlite
 
 FAULT = "Discard: order <n> has no address"
 
@@ -31,17 +32,18 @@ def test_all_means_those_that_were_counted(served: Served):
     assert len(dead(served.bus)) == 2
 
 
+@on_sqlite
 def test_a_group_is_changed_many_at_a_time_and_whole(served: Served, monkeypatch: pytest.MonkeyPatch):
     """However many there are: the page says when it has not counted all of them."""
     calls: list[int] = []
-    revive = Burials.revive
+    revive = retention.revive
 
-    def counted(self: Burials, keys: Sequence[Any]) -> int:
+    def counted(session: Session, keys: Sequence[Row], actor: str) -> int:
         calls.append(len(keys))
-        return revive(self, keys)
+        return revive(session, keys, actor)
 
-    monkeypatch.setattr(Burials, "revive", counted)
-    monkeypatch.setattr("postbus.store.reading.TOTAL_CAP", 3)
+    monkeypatch.setattr(retention, "revive", counted)
+    monkeypatch.setattr("postbus.store.lookups.TOTAL_CAP", 3)
     kill(served.bus, 5)
     other = kill(served.bus, 1, "no such customer")
     assert "Retry 3 or more dead letters?" in see(served, "dead/confirm", act="retry", fault=FAULT)
@@ -50,19 +52,21 @@ def test_a_group_is_changed_many_at_a_time_and_whole(served: Served, monkeypatch
     assert calls == [5]
 
 
+@on_sqlite
 def test_what_ends_midway_says_how_many_were_changed(served: Served, monkeypatch: pytest.MonkeyPatch):
     """What is committed stays, and is not passed over in silence."""
-    revive = Burials.revive
+    revive = retention.revive
 
-    def once(self: Burials, keys: Sequence[Any]) -> int:
-        monkeypatch.setattr(Burials, "revive", away)
-        return revive(self, keys)
+    calls: list[int] = []
 
-    def away(self: Burials, keys: Sequence[Any]) -> int:
-        raise StoreUnavailable("the disk is full; nothing was stored")
+    def once(session: Session, keys: Sequence[Row], actor: str) -> int:
+        calls.append(len(keys))
+        if len(calls) > 1:
+            raise StoreUnavailable("the disk is full; nothing was stored")
+        return revive(session, keys, actor)
 
-    monkeypatch.setattr(Burials, "revive", once)
-    monkeypatch.setattr("postbus.store.sql.CHUNK", 2)
+    monkeypatch.setattr(retention, "revive", once)
+    monkeypatch.setattr("postbus.store.base.CHUNK", 2)
     kill(served.bus, 5)
     answer = act(served, "dead/act", **confirm(served, "dead/confirm", act="retry", fault=FAULT))
     assert answer.status_code == 503

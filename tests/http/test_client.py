@@ -396,7 +396,7 @@ def test_a_token_in_the_settings_file_is_not_shown(tmp_path: Path, monkeypatch: 
         (lambda bus: bus.poll(subscription="nowhere"), NotFound, "nowhere"),
         (lambda bus: bus.reset(404, "again"), NotFound, "404"),
         (lambda bus: bus.reset(1, "again", "nowhere"), Conflict, "nowhere"),
-        (lambda bus: bus.subscriptions.rewind("default", 0), PostbusError, "default"),
+        (lambda bus: bus.subscriptions.rewind("nowhere", 0), NotFound, "nowhere"),
         (lambda bus: bus.poll(worker_id="w" * 300), InvalidRequest, "worker_id"),
         (lambda bus: bus.poll(worker_id="\ud800"), InvalidRequest, "JSON"),
     ],

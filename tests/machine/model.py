@@ -38,6 +38,8 @@ class Item:
     retry_count: int = 0
     held: int | None = None
     suspect: bool = False
+    new: bool = False
+    """It is handed out from the log: neither delayed, nor of a priority, nor ever taken or reset."""
     rows: int = 0
     granted: int = 0
     """Attempts beyond those allowed by policy: after a reset, or because its worker asked for a retry."""
@@ -51,6 +53,8 @@ class Model:
     """All deliveries, and the time."""
 
     now: datetime
+    passes: bool
+    """The store passes the log; PostgreSQL still has a row for each delivery."""
     items: dict[Key, Item] = field(default_factory=dict)
     highest: int = 0
 
@@ -59,7 +63,8 @@ class Model:
         for name, queue in QUEUES.items():
             if matches(queue.pattern, kind):
                 retries = queue.max_retries if max_retries is None else max_retries
-                self.items[event_id, name] = Item(priority, self.now + timedelta(seconds=delay), retries + 1)
+                due, new = self.now + timedelta(seconds=delay), self.passes and not priority and not delay
+                self.items[event_id, name] = Item(priority, due, retries + 1, new=new)
 
     def lapsed(self, name: str | None = None) -> list[Key]:
         """Return the leases that have run out and that nobody has ended yet."""
@@ -90,7 +95,7 @@ class Model:
             for key, item in self.items.items()
             if key[1] == name and item.status is Status.PENDING and item.due <= self.now
         ]
-        due.sort(key=lambda key: (-self.items[key].priority, self.items[key].due, key[0]))
+        due.sort(key=lambda key: (-self.items[key].priority, self.items[key].new, self.items[key].due, key[0]))
         suspects = [key for key in due if self.items[key].suspect]
         if suspects and alone:
             return suspects[:1]
@@ -101,7 +106,7 @@ class Model:
         assert lease.epoch > self.highest
         self.highest = lease.epoch
         item = self.items[lease.event_id, lease.subscription]
-        item.status, item.held = Status.PROCESSING, lease.epoch
+        item.status, item.held, item.new = Status.PROCESSING, lease.epoch, False
         item.attempt += 1
         item.rows += 1
         item.due = self.now + QUEUES[lease.subscription].lease
@@ -122,6 +127,8 @@ class Model:
             if isinstance(outcome, Dead) and lease.epoch in item.lapsed:
                 return {Settled.REPEATED, Settled.LOST}  # its end is the same, though another recorded it
             return {Settled.REPEATED if item.ends.get(lease.epoch) is type(outcome) else Settled.LOST}
+        if self.passes and item.status is Status.PENDING and isinstance(outcome, Retry):
+            return {Settled.LOST}  # it is due again already
         failed = item.status is Status.PROCESSING
         item.ends[lease.epoch] = type(outcome)
         item.rows += 1
@@ -153,7 +160,7 @@ class Model:
         """Make an unfinished delivery due now, under nobody's lease."""
         item = self.items[key]
         item.granted += item.status is Status.PROCESSING
-        item.status, item.held, item.due = Status.PENDING, None, self.now
+        item.status, item.held, item.due, item.new = Status.PENDING, None, self.now, False
         item.rows += 1
 
     def revive(self, key: Key) -> None:

@@ -19,7 +19,6 @@ from tests.postgres.server import Server, query
 ROOT: Final = Path(__file__).resolve().parents[2]
 SCRIPT: Final = resources.files("postbus.store.postgres").joinpath("core/0001_initial.sql").read_text(encoding="utf-8")
 SPILL: Final = "(SELECT count(*) FROM unnest(rest)) > 500"
-LONG: Final = pytest.mark.slow
 PLACES: Final = """
     WITH live AS (
         SELECT c.subscription, e.id, 'above' AS place
@@ -274,7 +273,8 @@ def drain(url: str) -> None:
     raise AssertionError(query(url, LEFT))
 
 
-@pytest.mark.parametrize(("seconds", "restarts"), [(20, 1), pytest.param(300, 10, marks=LONG)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("seconds", "restarts"), [(20, 1), (300, 10)])
 @pytest.mark.timeout(600)
 def test_every_event_is_handed_out_once_whatever_publishers_and_crashes_do(
     server: Server, core: str, seconds: float, restarts: int, capsys: pytest.CaptureFixture[str]
@@ -285,7 +285,8 @@ def test_every_event_is_handed_out_once_whatever_publishers_and_crashes_do(
         print(f"\n{report}")  # noqa: T201  the figures of the trial
 
 
-@pytest.mark.parametrize("seconds", [20, pytest.param(300, marks=LONG)])
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [20, 300])
 @pytest.mark.timeout(600)
 def test_every_delivery_is_in_one_place_whatever_verbs_meet(
     core: str, seconds: float, capsys: pytest.CaptureFixture[str]

@@ -14,10 +14,10 @@ from postbus.model import AttemptError, Dead, Done, DoneWithErrors, Mode, Outcom
 from postbus.payload import drafts
 from postbus.retry import RetryPolicy
 from postbus.store.contract import Claim, Settled, Settlement
-from postbus.store.positions import Positions
 from postbus.store.postgres.connection import localized
+from postbus.store.postgres.rows.positions import Positions
+from postbus.store.postgres.rows.session import Session
 from postbus.store.postgres.store import PostgresStore
-from postbus.store.session import Session
 from tests.conftest import Crew
 from tests.postgres.server import Server, query
 from tests.postgres.test_plans import OTHERS

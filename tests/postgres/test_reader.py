@@ -18,10 +18,11 @@ import pytest
 from postbus.errors import EventBusShutdownError
 from postbus.pattern import Interest
 from postbus.payload import draft
-from postbus.store import Store, following, open_store
+from postbus.store import Store, open_store
 from postbus.store.contract import Reader
 from postbus.store.postgres import reader as module
 from postbus.store.postgres.reader import PostgresReader
+from postbus.store.postgres.rows import following
 from tests.postgres.server import query
 
 ALL = (Interest("*"),)

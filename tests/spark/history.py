@@ -1,16 +1,16 @@
 """A bus that has been through a lot, as rows read past the product, and as the frames that the pipeline works on."""
 
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
 from typing import Any, Final, NamedTuple
 
-import apsw
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from postbus import Delivery, EventBus, LeaseLost, RetryPolicy
+from postbus.store import as_arrow
 from postbus.testing import FrozenClock
 
 __all__ = ["HOSTILE", "START", "Frames", "Rows", "frames", "live", "read"]
@@ -32,12 +32,7 @@ _NAMES: Final = {
 }
 _LONGS: Final = {"id", "event_id", "epoch"}
 _INTEGERS: Final = {"attempt", "status_code", "priority", "retry_count", "max_retries"}
-_SQL: Final = {
-    "audit": "SELECT {} FROM event_log ORDER BY id",
-    "events": "SELECT {} FROM events ORDER BY id",
-    "open": "SELECT {} FROM (SELECT d.*, r.type, r.tags, r.priority, CASE d.state WHEN 1 THEN 'PROCESSING' "
-    "WHEN 2 THEN 'FAILED' ELSE 'PENDING' END AS status FROM deliveries AS d JOIN routes AS r ON r.id = d.route)",
-}
+_RELATIONS: Final = {"audit": "audit", "events": "events", "open": "deliveries"}
 
 
 class Rows(NamedTuple):
@@ -57,26 +52,14 @@ class Frames(NamedTuple):
 
 
 def read(path: Path) -> Rows:
-    """Return what a SQLite file holds."""
-    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
-    try:
-        return Rows(*(list(_read(connection, table)) for table in _NAMES))
-    finally:
-        connection.close()
+    """Return what a SQLite file holds; without metadata, which no history here has."""
+    return Rows(*(list(_read(path, table)) for table in _NAMES))
 
 
-def _read(connection: apsw.Connection, table: str) -> Iterator[dict[str, Any]]:
-    names = _NAMES[table].split()
-    for row in connection.execute(_SQL[table].format(", ".join(names))):
-        yield {name: _value(name, value) for name, value in zip(names, row, strict=True)}
-
-
-def _value(name: str, value: Any) -> Any:
-    if name == "tags" and value is not None:
-        return value.split(",") if value else []
-    if name == "metadata":
-        return []
-    return datetime.fromtimestamp(0, UTC) + timedelta(microseconds=value) if name.endswith("_at") and value else value
+def _read(path: Path, table: str) -> Iterator[dict[str, Any]]:
+    for batch in as_arrow(f"sqlite:///{path}", _RELATIONS[table], _NAMES[table].split(), 0, (1 << 63) - 1):
+        for row in batch.to_pylist():
+            yield row | ({"metadata": []} if "metadata" in row else {})
 
 
 def frames(spark: SparkSession, rows: Rows) -> Frames:

@@ -52,6 +52,7 @@ def test_what_is_archived_leaves_the_tables(spark: SparkSession, bus: EventBus, 
     bus.finalize(dead, success=False, retry=False, errors=["broken"])
     drain(bus)
     audit = bus.store.span(Stream.AUDIT).head
+    entries = sorted(entry.id for event_id in events for entry in bus.store.logs(event_id))
     ingest(spark, url, lake, rows=20)
     gone = run(spark, bus, url, lake)
     kept = {dead.id, events[20]}
@@ -60,7 +61,7 @@ def test_what_is_archived_leaves_the_tables(spark: SparkSession, bus: EventBus, 
     assert [entry.event_id for entry in bus.store.logs(dead.id)] == [dead.id] * 2
     assert (bus.store.span(Stream.EVENTS).pruned, bus.store.span(Stream.AUDIT).pruned) == (events[-1], audit)
     assert ids(union(spark, url, bus.store, lake, Stream.EVENTS)) == events
-    assert ids(union(spark, url, bus.store, lake, Stream.AUDIT)) == list(range(1, audit + 1))
+    assert ids(union(spark, url, bus.store, lake, Stream.AUDIT)) == entries
     bus.dlq.retry(dead.id)
     drain(bus)
     ingest(spark, url, lake)

@@ -84,6 +84,28 @@ def test_a_file_of_a_newer_postbus_is_not_opened(tmp_path: Path):
         EventBus(f"sqlite:///{path}").stats()
 
 
+def former(path: Path) -> bytes:
+    """Make a file as it was before the first release, as far as telling it goes; return its bytes."""
+    connection = apsw.Connection(str(path))
+    connection.execute("CREATE TABLE events (id INTEGER PRIMARY KEY AUTOINCREMENT, type, payload)")
+    connection.execute("CREATE TABLE routes (id INTEGER PRIMARY KEY)")
+    connection.pragma("application_id", int.from_bytes(b"post"))
+    connection.pragma("user_version", 5)
+    connection.close()
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("auto_migrate", [True, False])
+def test_a_file_of_the_former_schema_is_refused_and_untouched(tmp_path: Path, auto_migrate: bool):  # noqa: FBT001
+    """The message names the way over: its events can be imported into a new file (S4.11)."""
+    path = tmp_path / "bus.db"
+    before = former(path)
+    with pytest.raises(SchemaMismatch, match=r"postbus import events .*--from sqlite:///.*bus\.db"):
+        open_store(f"sqlite:///{path}", auto_migrate=auto_migrate)
+    assert path.read_bytes() == before
+    assert [each.name for each in tmp_path.iterdir()] == ["bus.db"]
+
+
 def test_an_empty_file_is_not_migrated_without_leave(tmp_path: Path):
     """In production a missing schema is an operator's business."""
     path = tmp_path / "bus.db"

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from postbus.pattern import Interest
-from postbus.store.routes import Route, RouteBook, route_id
+from postbus.store.postgres.rows.routes import Route, RouteBook, route_id
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 

@@ -79,7 +79,7 @@ def test_the_file_sets_itself_up(path: Path, store: SqliteStore):
     publish(store, 1)
     look = other(path)
     tables = {row[0] for row in look.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
-    assert {"events", "subscriptions", "handlers", "routes", "deliveries", "event_log", "dedup", "breakers"} <= tables
+    assert {"events", "subscriptions", "cursors", "blocks", "deliveries", "skips", "event_log", "dedup"} <= tables
     assert look.pragma("journal_mode") == "wal"
     assert look.pragma("auto_vacuum") == 2
     look.close()
@@ -321,14 +321,14 @@ class Meter:
 
 
 def steps_of_a_claim(path: Path, backlog: int, **fields: Any) -> int:
-    """Return the steps of the third claim of one event with a backlog behind it."""
+    """Return the steps of a claim of one event with a backlog behind it, once what is scheduled has been passed."""
     store = SqliteStore(path, FrozenClock())
-    publish(store, 5)
+    publish(store, 15)
     publish(store, backlog, **fields)
     meter = Meter(store)
     interests = (Interest("a"),)
-    claim(store, interests=interests)
-    claim(store, interests=interests)
+    for _ in range(8):
+        claim(store, interests=interests)
     steps = meter.of(lambda: claim(store, interests=interests))
     assert steps > 0
     store.close()
