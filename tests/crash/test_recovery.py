@@ -89,6 +89,23 @@ def test_a_live_neighbour_keeps_its_leases(trial: Trial):
     assert not busy.ended()
 
 
+def test_a_killed_worker_stays_dead_whoever_tidies(trial: Trial):
+    """Kill, tidy, ask: it is shown as gone as long as anything names it, and never as alive again (S1.15)."""
+    dead, living = trial.start("work"), trial.start("work")
+    dead.hear()
+    living.hear()
+    bus = EventBus(trial.url)
+    owners = {each.owner for each in bus.store.handlers()}
+    assert len(owners) == 2
+    dead.kill()
+    (gone,) = {each.owner for each in bus.store.handlers() if each.gone}
+    for _ in range(3):
+        bus.store.tidy()
+        assert {each.owner for each in bus.store.handlers() if not each.gone} == owners - {gone}
+    bus.shutdown()
+    assert not living.ended()
+
+
 def test_the_lock_file_of_a_killed_process_is_swept_away(file_trial: Trial):
     """Housekeeping removes the lock files of the dead and leaves those of the living (S1.15)."""
     dead, living = file_trial.start("work"), file_trial.start("work")
