@@ -250,3 +250,16 @@ def test_more_than_a_chunk_is_retried_and_purged(op: Operator):
     assert op.store.retry_dead(DeadFilter(), "me") == 2_500
     bury()
     assert op.store.purge_dead(DeadFilter(), "me") == 2_500
+
+
+def test_a_purged_event_still_tells_how_often_it_was_retried(op: Operator, clock: FrozenClock):
+    """What was recorded when it died stays true (S1.13)."""
+    event = op.publish()
+    op.settle(op.take(), RETRY)
+    clock.advance(10)
+    op.settle(op.take(), DEAD)
+    before = op.stand(event)
+    assert (before.attempt, before.retry_count) == (2, 1)
+    assert op.store.purge_dead(DeadFilter(), "me") == 1
+    after = op.stand(event)
+    assert (after.status, after.attempt, after.retry_count) == (Status.FAILED, 2, 1)

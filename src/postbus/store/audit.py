@@ -144,7 +144,7 @@ class End(NamedTuple):
     action: Action
     status: Status | None
     attempt: int
-    retry_count: int
+    retry_count: int | None
     created_at: int
     worker_id: str | None
     errors: str | None
@@ -164,10 +164,18 @@ def ends_of(session: Session, ids: Sequence[int]) -> dict[int, dict[int, End]]:
         for identity, event_id, number, action, status, *rest in session.db.rows("ends_of", (json_array(ids),)):
             state = None if status is None else Status(status)
             found[event_id].append((identity, End(number, Action(action), state, *rest)))
-    return {
-        event_id: {end.subscription: end for _, end in sorted(each, key=lambda pair: pair[0])}
-        for event_id, each in found.items()
-    }
+    return {event_id: _last(sorted(each, key=lambda pair: pair[0])) for event_id, each in found.items()}
+
+
+def _last(ends: Iterable[tuple[int, End]]) -> dict[int, End]:
+    """Return the last of each subscription; the entry of a purge leaves the count of retries to the one before."""
+    last: dict[int, End] = {}
+    for _, end in ends:
+        before = last.get(end.subscription)
+        if end.retry_count is None and before is not None:
+            end = end._replace(retry_count=before.retry_count)  # noqa: PLW2901  the same entry, told whole
+        last[end.subscription] = end
+    return last
 
 
 def ranges(ids: Iterable[int]) -> Iterator[tuple[int, int]]:

@@ -33,7 +33,7 @@ class Proxy:
         self._open = threading.Event()
         self._open.set()
         self._lock = threading.Lock()
-        self._armed: tuple[Cut, re.Pattern[bytes]] | None = None
+        self._armed: tuple[Cut, re.Pattern[bytes], Callable[[], None]] | None = None
         self._fired = threading.Event()
         self._links: set[socket.socket] = set()
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -59,11 +59,11 @@ class Proxy:
         finally:
             self._open.set()
 
-    def cut(self, when: Cut, request: str) -> None:
-        """Cut the next connection whose client sends something like `request`."""
+    def cut(self, when: Cut, request: str, first: Callable[[], None] = lambda: None) -> None:
+        """Cut the next connection whose client sends something like `request`; do something else `first`."""
         with self._lock:
             self._fired.clear()
-            self._armed = (when, re.compile(request.encode()))
+            self._armed = (when, re.compile(request.encode()), first)
 
     def wait(self, seconds: float) -> bool:
         """Return whether the cut has happened, within so long."""
@@ -115,8 +115,9 @@ class Proxy:
         with self._lock:
             if self._armed is None or not self._armed[1].search(data):
                 return data
-            when, self._armed = self._armed[0], None
+            (when, _, first), self._armed = self._armed, None
             self.cuts += 1
+        first()
         match when:
             case Cut.BEFORE:
                 link.close()

@@ -105,7 +105,10 @@ class Reading:
         )
 
     def _states(self, event_id: int) -> tuple[DeliveryState, ...]:
-        last = {row[0]: row for row in self._db.run("ends_of", (event_id,))}
+        last: dict[str, Row] = {}
+        for row in self._db.run("ends_of", (event_id,)):
+            before = last.get(row[0])  # the row of a purge leaves the count of retries to the one before
+            last[row[0]] = row if row[4] is not None or before is None else (*row[:4], before[4], *row[5:])
         ended = {name: _ended(row) for name, row in last.items() if row[1] != Action.DISCARDED}
         live = {row[0]: self._live(row) for row in self._db.run("deliveries_of", (event_id,))}
         return tuple((ended | live)[name] for name in sorted(ended | live))
