@@ -87,9 +87,9 @@ BUGS = (
     ),
     Bug(
         "no-pin",
-        "store/postgres/migrations/0006_isolation.sql",
-        "    RETURN least(upper, coalesce(pinned, upper));",
-        "    RETURN upper;",
+        "store/postgres/migrations/0001_initial.sql",
+        "    upper := least(upper, coalesce(pinned, upper));\n",
+        "",
         "long-transaction postgres 2",
         "Readers pass positions that a transaction may still fill",
     ),
@@ -296,7 +296,7 @@ BUGS = (
     ),
     Bug(
         "lost-answer-repeated",
-        "store/postgres/appending.py",
+        "store/postgres/append.py",
         '    gone = bool(pid) and all(ended for (ended,) in db.run("end_session", (pid, age)))',
         "    gone = True",
         "tests/postgres/test_outages.py -k still_on_its_way",

@@ -85,11 +85,6 @@ class Operator:
     store: Store
     clock: FrozenClock
 
-    @property
-    def passes(self) -> bool:
-        """Whether the store hands the log out by passing it; PostgreSQL still has a row for each delivery."""
-        return not isinstance(self.clock, ServerClock)
-
     def publish(self, kind: str = "order.placed", **fields: Any) -> Event:
         """Publish one event."""
         return self.publish_all({"type": kind, **fields})[0]

@@ -211,7 +211,6 @@ def test_a_purge_concerns_the_letters_meant(op: Operator):
 def test_letters_can_be_meant_by_what_they_died_of(op: Operator, monkeypatch: pytest.MonkeyPatch):
     """The last attempt's error decides, its numbers folded, however many at a time errors are read."""
     monkeypatch.setattr("postbus.store.lookups.LONGEST_LOOK", 2)
-    monkeypatch.setattr("postbus.store.postgres.rows.reading.LONGEST_LOOK", 2)
     events = op.publish_all(*[{"type": "a"}] * 6)
     for number, delivery in enumerate(op.claim(6)):
         message = "no address" if number % 3 else f"order {number} is unknown"

@@ -174,7 +174,6 @@ def test_position_and_dead_letter_are_one_transaction(
         raise ZeroDivisionError
 
     monkeypatch.setattr("postbus.store.followers._park", fail)
-    monkeypatch.setattr("postbus.store.postgres.rows.following.Following._park", fail)
     with pytest.raises(ZeroDivisionError):
         op.store.move(step(first, events[3], buried=[burial(events[1]), burial(events[3])]))
     assert stand(op.store).position == 0

@@ -16,7 +16,6 @@ from tests.interrupts import Interrupted, interrupted_at
 
 TOUCHED: Final = (
     "postbus.store.postgres.connection",
-    "postbus.store.postgres.single",
     "postbus.store.postgres.store",
     "postbus.store.sqlite.connection",
     "postbus.store.sqlite.store",

@@ -14,7 +14,6 @@ from postbus.model import Event, HandlerRecord
 from postbus.retry import RetryPolicy
 from postbus.store import Store
 from postbus.store.base import SqlStore
-from postbus.store.postgres.rows.sql import SqlStore as OldStore
 from postbus.testing import FrozenClock
 from tests.contract.following import lead, stand, standby
 from tests.contract.stores import Operator
@@ -25,7 +24,7 @@ MINUTE = timedelta(minutes=1)
 @pytest.fixture
 def files(store: Store) -> Path:
     """Give the folder of the locked files, empty; one that nobody locks is that of a dead process."""
-    assert isinstance(store, SqlStore | OldStore)
+    assert isinstance(store, SqlStore)
     folder = store._liveness._folder
     shutil.rmtree(folder, ignore_errors=True)  # of one database there are those that the tests before have left
     folder.mkdir(parents=True)

@@ -49,7 +49,6 @@ def test_a_rewind_counts_what_is_wanted(
 ):
     """Events of other types, or with none of the tags, do not come again (S4.3); of a long log, part after part."""
     monkeypatch.setattr("postbus.store.unfinished.COUNTED", part)
-    monkeypatch.setattr("postbus.store.postgres.rows.following.COUNTED", part)
     op.subscription("s", [patterns], mode=Mode.ORDERED, start="beginning", tags=tags)
     published = op.publish_all(
         {"type": "a", "tags": ["eu", "uk"]}, {"type": "a"}, {"type": "a"}, {"type": "b", "tags": ["eu"]}, {"type": "b"}
@@ -78,7 +77,6 @@ def test_a_rewind_discards_what_comes_again_and_nothing_else(op: Operator, event
 def test_more_than_a_chunk_is_discarded(op: Operator, monkeypatch: pytest.MonkeyPatch, events: list[Event]):
     """All of it (I9)."""
     monkeypatch.setattr("postbus.store.unfinished.CHUNK", 3)
-    monkeypatch.setattr("postbus.store.postgres.rows.burials.CHUNK", 3)
     op.store.move(step(lead(op.store), events[7], parked=events))
     assert op.store.rewind("s", 0, "ops") == Rewound(0, 8, 8)
     assert left(op.store) == []

@@ -21,19 +21,13 @@ def publish_one(trial: Trial) -> None:
 
 def everything(trial: Trial) -> list[Any]:
     """Return all that a settlement could change."""
-    tables = ("deliveries", "event_log", "events", "dedup", "meta", *(("blocks", "cursors") if on_file(trial) else ()))
+    tables = ("deliveries", "blocks", "cursors", "event_log", "events", "dedup", "meta")
     return [trial.rows(f"SELECT * FROM {table}") for table in tables]  # noqa: S608  names from the line above
 
 
 def expired(trial: Trial) -> bool:
     """Return whether the one lease has run out, by the clock that the bus goes by."""
-    table = "blocks" if on_file(trial) else "deliveries"
-    return bool(trial.rows(f"SELECT 1 FROM {table} WHERE due_at <= {trial.now}"))  # noqa: S608  SQL of our own
-
-
-def on_file(trial: Trial) -> bool:
-    """Return whether the trial is on SQLite, where leases are blocks."""
-    return trial.url.startswith("sqlite:")
+    return bool(trial.rows(f"SELECT 1 FROM blocks WHERE due_at <= {trial.now}"))  # noqa: S608  SQL of our own
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The bus in a dict: what a store must do, said in the fewest words, to hold a real one against."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final
@@ -53,8 +54,8 @@ class Model:
     """All deliveries, and the time."""
 
     now: datetime
-    passes: bool
-    """The store passes the log; PostgreSQL still has a row for each delivery."""
+    leaves_rows: bool
+    """A claim makes rows of what it passes and does not take: on PostgreSQL, up to 64 events."""
     items: dict[Key, Item] = field(default_factory=dict)
     highest: int = 0
 
@@ -63,16 +64,12 @@ class Model:
         for name, queue in QUEUES.items():
             if matches(queue.pattern, kind):
                 retries = queue.max_retries if max_retries is None else max_retries
-                due, new = self.now + timedelta(seconds=delay), self.passes and not priority and not delay
+                due, new = self.now + timedelta(seconds=delay), not priority and not delay
                 self.items[event_id, name] = Item(priority, due, retries + 1, new=new)
 
-    def lapsed(self, name: str | None = None) -> list[Key]:
+    def lapsed(self) -> list[Key]:
         """Return the leases that have run out and that nobody has ended yet."""
-        return [
-            key
-            for key, item in self.items.items()
-            if item.status is Status.PROCESSING and item.due <= self.now and name in (None, key[1])
-        ]
+        return [key for key, item in self.items.items() if item.status is Status.PROCESSING and item.due <= self.now]
 
     def expire(self, key: Key) -> None:
         """End a lease: pending again as a suspect, or dead after the last attempt."""
@@ -101,6 +98,16 @@ class Model:
             return suspects[:1]
         return [key for key in due if not self.items[key].suspect][:limit]
 
+    def look(self, name: str, keys: Sequence[Key], limit: int, *, alone: bool) -> None:
+        """Note what a claim that gives these deliveries does to the log: it passes it unless rows are enough."""
+        mine = [item for key, item in self.items.items() if key[1] == name]
+        if alone and any(item.suspect and item.status is Status.PENDING and item.due <= self.now for item in mine):
+            return
+        rows = [key for key in keys if not self.items[key].new and self.items[key].priority >= 0]
+        if self.leaves_rows and len(rows) < limit:
+            for item in mine:
+                item.new = False
+
     def take(self, lease: Lease) -> None:
         """Lease a delivery under an epoch higher than any before."""
         assert lease.epoch > self.highest
@@ -127,7 +134,7 @@ class Model:
             if isinstance(outcome, Dead) and lease.epoch in item.lapsed:
                 return {Settled.REPEATED, Settled.LOST}  # its end is the same, though another recorded it
             return {Settled.REPEATED if item.ends.get(lease.epoch) is type(outcome) else Settled.LOST}
-        if self.passes and item.status is Status.PENDING and isinstance(outcome, Retry):
+        if item.status is Status.PENDING and isinstance(outcome, Retry):
             return {Settled.LOST}  # it is due again already
         failed = item.status is Status.PROCESSING
         item.ends[lease.epoch] = type(outcome)

@@ -1,22 +1,35 @@
-"""What one claim does with the log, statement by statement: PostgreSQL's functions, past the product."""
+"""What one claim does with the log, statement by statement: PostgreSQL's functions, and the store beside them."""
 
 import json
+import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from importlib import resources
+from datetime import timedelta
 from typing import Any, Final, LiteralString, NamedTuple, cast
 
 import psycopg
 import pytest
 
+from postbus.errors import Conflict, InvalidRequest, NotFound, StoreUnavailable
+from postbus.model import Mode, Pruned, Stream
+from postbus.store import open_store
+from postbus.store.contract import Claim, Rewound
+from postbus.store.postgres.claim import claim as real_claim
+from postbus.store.postgres.roles import roles_statements
+from postbus.store.postgres.store import PostgresStore
 from tests.conftest import Crew
-from tests.postgres.core_actors import ALL, connect
+from tests.postgres.core_actors import POLICY, connect
 from tests.postgres.server import Server
 from tests.postgres.test_core import prepare
 
-ROLES: Final = resources.files("postbus.store.postgres").joinpath("core/roles.sql").read_text(encoding="utf-8")
+ALL: Final = '[["*", []]]'
 CLAIM: Final = "SELECT * FROM postbus.claim($1, $2, $3, $4, $5, $6, $7, $8, 'w', 'o', 't', $9, $10, $11, NULL, NULL)"
+FINISH: Final = "SELECT postbus.finish($1::bigint[], $2::bigint[], $3::integer[], $4::real[], 'w')"
+UNGIVEN: Final = """
+    SELECT subscription, event_id, epoch FROM postbus.audit WHERE action = 'COMPLETED'
+    EXCEPT SELECT subscription, event_id, epoch FROM postbus.audit WHERE action = 'PICKED'
+"""
 
 
 class Claimed(NamedTuple):
@@ -32,11 +45,31 @@ class Claimed(NamedTuple):
 
 
 class Client:
-    """A connection, and the verbs in short."""
+    """A connection, and the verbs in short; and a store on the same database."""
 
     def __init__(self, url: str) -> None:
         """Connect."""
         self.db = connect(url)
+        self.url = url
+        self._stores: list[PostgresStore] = []
+
+    @property
+    def store(self) -> PostgresStore:
+        """The store, opened at the first use."""
+        return self._stores[0] if self._stores else self.open()
+
+    def open(self, options: str = "") -> PostgresStore:
+        """Open another store, with options for its sessions."""
+        found = open_store(self.url + options)
+        assert isinstance(found, PostgresStore)
+        self._stores.append(found)
+        return found
+
+    def close(self) -> None:
+        """Close all of it."""
+        for each in self._stores:
+            each.close()
+        self.db.close()
 
     def run(self, sql: str, *parameters: Any) -> list[tuple[Any, ...]]:
         """Run a statement and return its rows."""
@@ -84,8 +117,7 @@ class Client:
     def finish(self, claimed: Claimed) -> list[int]:
         """Report all of it as done; return what the fence stopped, by number."""
         ids = claimed.block + claimed.lone
-        sql = "SELECT postbus.finish($1::bigint[], $2::bigint[], $3::real[], 'w')"
-        return self.run(sql, claimed.epochs, ids, [1.0] * len(ids))[0][0]
+        return self.run(FINISH, claimed.epochs, ids, [1] * len(ids), [1.0] * len(ids))[0][0]
 
     def missing(self) -> str:
         """Return which ids the cursor has passed without having seen them."""
@@ -120,7 +152,7 @@ def clients(server_of_module: Server, template: str) -> Iterator[Callable[[], Cl
 
     yield client
     for each in opened:
-        each.db.close()
+        each.close()
     server_of_module.drop(server_of_module.url(name))
 
 
@@ -151,11 +183,33 @@ def test_bits_are_settled_once_each(bus: Client):
     claimed = bus.claim()
     part = claimed._replace(block=claimed.block[3:5], epochs=claimed.epochs[3:5])
     assert bus.finish(part) == []
-    assert bus.run("SELECT done::text FROM postbus.blocks") == [("0001100000",)]
+    assert bus.run("SELECT done::text FROM postbus.blocks") == [("\\x1800",)]
     assert bus.finish(claimed) == [4, 5]
     assert bus.finish(claimed) == list(range(1, 11))
     wrong = claimed._replace(block=[each + 1 for each in claimed.block])
     assert bus.finish(wrong) == list(range(1, 11))
+
+
+def test_the_fence_compares_event_and_subscription(bus: Client):
+    """An epoch ends nothing but the event at its place, in its own subscription (I8)."""
+    ids = bus.publish({}, {})
+    claimed = bus.claim()
+    assert bus.finish(claimed._replace(block=ids[::-1])) == [1, 2]
+    assert bus.run(FINISH, claimed.epochs, ids, [2, 1], [1.0, 1.0]) == [([1],)]
+
+
+def test_each_end_is_recorded_under_the_epoch_that_was_given(bus: Client):
+    """Of several types, told in any order; else a repeat would be LOST: its epoch has recorded nothing (I8, I13)."""
+    chance = random.Random(7)
+    for _ in range(4):
+        bus.publish(*[{"type": chance.choice(["a", "b", "c"])} for _ in range(300)])
+        given = list[Claimed]()
+        while (claimed := bus.claim(chance.choice([3, 20, 100]), wanted='[["a", []], ["b", []]]')).state == "claimed":
+            given.append(claimed)
+        chance.shuffle(given)
+        ids, epochs = [each for one in given for each in one.block], [each for one in given for each in one.epochs]
+        assert bus.finish(given[0]._replace(block=ids, epochs=epochs)) == []
+        assert bus.run(UNGIVEN) == []
 
 
 def test_late_events_beyond_what_is_read_stay_missing(bus: Client, clients: Callable[[], Client]):
@@ -192,18 +246,33 @@ def test_ids_of_a_transaction_that_rolled_back_are_given_up(bus: Client, clients
 
 
 def test_priority_overtakes_a_backlog_and_comes_once(bus: Client):
-    """Rows first, those of negative priority when the log has ended; what is delayed waits (S1)."""
+    """Rows first, those of negative priority last, each in a block of its own; what is delayed waits (S1)."""
     ordinary = bus.publish(*[{}] * 20)
     low, delayed, high = bus.publish({"priority": -1}, {"delay": 10**9}, {"priority": 5})
     assert bus.claim(1, whole=False).lone == [high]
     assert bus.claim(5).block == ordinary[:5]
-    assert bus.claim().block == ordinary[5:]
-    assert bus.claim().block == [low]
+    last = bus.claim()
+    assert (last.block, last.lone) == (ordinary[5:], [low])
     assert bus.claim().state == "empty"
     bus.run("UPDATE postbus.deliveries SET due_at = postbus.now()")
     assert bus.claim().block == [delayed]
     assert bus.claim().state == "empty"
     assert bus.run("SELECT 1 FROM postbus.skips UNION ALL SELECT 1 FROM postbus.deliveries") == []
+
+
+def test_rows_of_negative_priority_fill_the_room_that_is_left(bus: Client):
+    """As many as handlers are free, the most urgent first; alone they come as one block (S1)."""
+    lower, low, ordinary = bus.publish({"priority": -2}, {"priority": -1}, {})
+    full = bus.claim(1)
+    assert (full.block, full.lone) == ([ordinary], [])
+    more = bus.publish({})
+    one = bus.claim(free=1)
+    assert (one.block, one.lone) == (more, [low])
+    bus.publish({"priority": -1})
+    rest = bus.claim()
+    assert (min(rest.block), rest.lone) == (lower, [])
+    assert bus.finish(rest) == bus.finish(one) == bus.finish(full) == []
+    assert bus.run("SELECT 1 FROM postbus.blocks UNION ALL SELECT 1 FROM postbus.deliveries") == []
 
 
 def test_what_a_worker_does_not_handle_becomes_rows_for_others(bus: Client):
@@ -241,7 +310,7 @@ def test_a_suspect_runs_alone(bus: Client):
     """Whose lease expired is claimed by itself, and only by who holds nothing else (I7)."""
     ids = bus.publish({}, {})
     claimed = bus.claim(lease=0)
-    assert bus.run("SELECT postbus.expire(NULL, 4, 10)") == [(2,)]
+    assert bus.store.expire(None, POLICY) == 2
     assert bus.run("SELECT alone, attempt, retry_count, epoch FROM postbus.deliveries ORDER BY event_id") == [
         (True, 1, 1, claimed.epochs[0]),
         (True, 1, 1, claimed.epochs[1]),
@@ -282,24 +351,20 @@ def test_a_claim_is_refused_under_repeatable_read(bus: Client):
         bus.claim()
 
 
-def rewind(client: Client, target: int) -> tuple[Any, ...]:
-    """Have the queue go on after a position; return where it stood, and how many events come again."""
-    return client.run("SELECT before, again FROM postbus.rewind(1, $1, 'operator')", target)[0]
-
-
 def test_a_rewind_waits_for_claims_that_hold_rows_and_no_cursor(
     bus: Client, clients: Callable[[], Client], crew: Crew, eventually: Callable[..., Any]
 ):
     """Else their events would be leased, and above the cursor too (C1)."""
     other, third = clients(), clients()
     ids = bus.publish({}, {})
+    store = bus.store
     assert bus.claim(1, whole=False).lone == ids[:1]
     with other.db.transaction():
         taken = other.claim(1, whole=False)
         assert taken.lone == ids[1:]
-        crew.start(lambda: rewind(bus, 0))
+        crew.start(lambda: store.rewind("default", 0, "operator"))
         eventually(lambda: third.run("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"))
-    assert crew.join() == [(ids[1], 2)]
+    assert crew.join() == [Rewound(0, 2, 2)]
     assert other.finish(taken) == [1]
     assert other.claim().block == ids
 
@@ -309,12 +374,26 @@ def test_a_rewind_ends_leases_and_rows_above_its_target(bus: Client):
     ids = bus.publish(*[{}] * 6)
     before = bus.claim()
     assert bus.finish(before._replace(block=ids[4:5], epochs=before.epochs[4:5])) == []
-    assert rewind(bus, ids[2]) == (ids[5], 3)
+    assert bus.store.rewind("default", ids[2], "operator") == Rewound(ids[2], 3, 2)
     assert bus.claim().block == ids[3:]
     assert bus.finish(before) == [4, 5, 6]
-    with pytest.raises(psycopg.Error) as refused:
-        rewind(bus, ids[5])
-    assert refused.value.sqlstate == "PB004"
+    with pytest.raises(InvalidRequest):
+        bus.store.rewind("default", ids[5] + 1, "operator")
+
+
+def test_a_rewind_cuts_what_is_missing_at_its_target(bus: Client, clients: Callable[[], Client]):
+    """A late event above it comes once, from the log; one below it, from where it is missing (C1, C3)."""
+    slow = clients()
+    with slow.db.transaction():
+        below = slow.publish({})
+        seen = bus.publish({})
+        above = slow.publish({})
+        last = bus.publish({})
+        assert bus.claim().block == seen + last
+        bus.store.rewind("default", seen[0], "operator")
+        assert bus.missing() == f"{{[{below[0]},{below[0] + 1})}}"
+    assert sorted(bus.claim().block) == below + above + last
+    assert bus.claim().state == "empty"
 
 
 def test_prune_keeps_what_is_anywhere(bus: Client, clients: Callable[[], Client]):
@@ -328,7 +407,7 @@ def test_prune_keeps_what_is_anywhere(bus: Client, clients: Callable[[], Client]
         assert some.block == ids[1:4]
         assert bus.finish(some._replace(block=some.block[:2], epochs=some.epochs[:2])) == []
         above = bus.publish({})
-    assert bus.run("SELECT postbus.prune_events(0, $1)", above[0]) == [(2,)]
+    assert bus.store.prune(Stream.EVENTS, after=0, through=above[0]) == Pruned(2, 6, above[0], done=True)
     left = [row[0] for row in bus.run("SELECT id FROM postbus.events ORDER BY id")]
     assert left == [*late, ids[0], *ids[3:], *above]
 
@@ -346,24 +425,28 @@ def test_what_was_too_scattered_is_found_in_gaps(bus: Client, clients: Callable[
             bus.publish({})
         assert len(bus.claim().block) == 600
         assert bus.missing() == "{}"
-        ((number,),) = bus.run("SELECT number FROM postbus.gaps")
-        assert bus.run("SELECT made, kept FROM postbus.close_gap($1)", number) == [(0, True)]
-    assert bus.run("SELECT made, kept FROM postbus.close_gap($1)", number) == [(600, False)]
+        assert bus.store.expire(None, POLICY) == 0
+        assert len(bus.run("SELECT 1 FROM postbus.gaps")) == 1
+    assert bus.store.expire(None, POLICY) == 600
+    assert bus.run("SELECT 1 FROM postbus.gaps") == []
     assert bus.claim().block == late
 
 
 def test_the_worker_s_role_can_do_all_of_it(bus: Client):
     """And cannot change the log; a publisher can append to it, and nothing else (S6)."""
-    bus.db.execute(cast("LiteralString", ROLES))
+    bus.db.execute(cast("LiteralString", roles_statements("postbus")))
+    store = bus.open("&options=-c%20role%3Dpostbus_worker")
     bus.run("SET ROLE postbus_worker")
     ids = bus.publish(*[{}] * 4, {"priority": 1})
     assert bus.claim(2, lease=0).block == [ids[4], ids[0]]
-    assert bus.run("SELECT postbus.expire(NULL, 4, 10)") == [(2,)]
+    assert store.expire(None, POLICY) == 2
     claimed = bus.claim(idle=False)
     assert bus.finish(claimed._replace(block=claimed.block[:1], epochs=claimed.epochs[:1])) == []
-    assert bus.run("SELECT postbus.extend($1::bigint[], 1)", [claimed.epochs[0] >> 10]) != []
-    assert bus.run("SELECT place FROM postbus.withdraw(ARRAY[1], ARRAY[$1::bigint])", ids[2]) == [("block",)]
-    assert rewind(bus, 0)[1] == 5
+    (mine,) = store.claim(Claim("default", "w", "o")).deliveries
+    assert store.extend([mine.lease], timedelta(seconds=1)) == set()
+    assert store.release([mine.lease], "w") == 1
+    store.reset(ids[2], "default", "a trial", "w")
+    assert store.rewind("default", 0, "w").again == 5
     assert len(bus.claim().block) == 5
     for refused in (
         "UPDATE postbus.events SET type = 'x'",
@@ -383,64 +466,90 @@ def test_the_worker_s_role_can_do_all_of_it(bus: Client):
         bus.db.execute("DROP ROLE postbus_reader, postbus_publisher, postbus_worker")
 
 
-@pytest.mark.parametrize("start", ["now", "beginning", "2"])
-def test_a_subscription_begins_where_it_is_told(bus: Client, clients: Callable[[], Client], start: str):
+@pytest.mark.parametrize("start", ["now", "beginning", 2])
+def test_a_subscription_begins_where_it_is_told(bus: Client, clients: Callable[[], Client], start: str | int):
     """`now` is the last event that is visible; what is still to come below it comes (I5)."""
     slow = clients()
     first = bus.publish({}, {}, {})
-    bus.run(
-        "INSERT INTO postbus.subscriptions (name, mode, patterns, tags, created_at)"
-        " VALUES ('second', 'queue', '[\"*\"]', '[]', now())"
-    )
     with slow.db.transaction():
         late = slow.publish({})
         seen = bus.publish({})
-        bus.run("SELECT postbus.begin_cursor(2, $1)", start)
+        bus.store.create_subscription("second", ["*"], [], mode=Mode.QUEUE, lease=None, retry=None, start=start)
     after = bus.publish({})
-    expected = {"now": [], "beginning": [*first, *seen], "2": [*first[2:], *seen]}[start] + late + after
-    row = bus.db.execute(CLAIM, (2, ALL, "[]", 100, 1, True, 10**6, 4, True, False, 0)).fetchone()
-    assert row is not None
-    bus.run("SELECT 1")
-    block = bus.run("SELECT first_id, last_id, ids FROM postbus.blocks")[0]
-    got = range(block[0], block[1] + 1) if block[2] is None else [block[0] + each for each in block[2]]
-    assert sorted(got) == sorted(expected)
+    expected = {"now": [], "beginning": [*first, *seen], 2: [*first[2:], *seen]}[start] + late + after
+    claimed = bus.store.claim(Claim("second", "w", "o", limit=100, shared=True)).deliveries
+    assert sorted(each.id for each in claimed) == sorted(expected)
 
 
-def test_a_lost_claim_is_given_back_by_its_token(bus: Client):
+def test_a_claim_whose_answer_is_lost_is_given_back(bus: Client, monkeypatch: pytest.MonkeyPatch):
     """The attempt is given back; what had been settled of it is not (I12)."""
     ids = bus.publish({}, {}, {})
-    claimed = bus.claim()
-    bus.finish(claimed._replace(block=ids[:1], epochs=claimed.epochs[:1]))
-    now = bus.run("SELECT postbus.micros(postbus.now())")[0][0]
-    assert len(bus.run("SELECT postbus.release(NULL, NULL, 't', $1, 'w')", now)[0][0]) == 2
+
+    def cut(db: Any, *given: Any, **terms: Any) -> Any:
+        won = real_claim(db, *given, **terms)
+        ((epoch, first),) = bus.run("SELECT number << 10, first_id FROM postbus.blocks")
+        assert bus.run(FINISH, [epoch], [first], [1], [1.0]) == [([],)]
+        db.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+        return won
+
+    monkeypatch.setattr("postbus.store.postgres.store.claim", cut)
+    with pytest.raises(StoreUnavailable):
+        bus.store.claim(Claim("default", "w", "o", limit=10, shared=True))
+    bus.store.expire(None, POLICY)
+    assert bus.run("SELECT 1 FROM postbus.blocks") == []
     assert bus.run("SELECT attempt FROM postbus.deliveries") == [(0,), (0,)]
     assert bus.claim().block == ids[1:]
 
 
-@pytest.mark.parametrize(
-    ("where", "place"),
-    [("above", "above"), ("row", "row"), ("leased", "block"), ("late", "missing"), ("done", "ended"), ("none", "none")],
-)
-def test_withdraw_takes_a_delivery_from_wherever_it_is(
-    bus: Client, clients: Callable[[], Client], where: str, place: str
-):
+PLACES: Final = ["above", "row", "leased", "late", "done", "none"]
+
+
+@pytest.mark.parametrize("where", PLACES)
+def test_reset_takes_a_delivery_from_wherever_it_is(bus: Client, clients: Callable[[], Client], where: str):
     """Afterwards it is in one pending row, and a worker that had it is stopped by the fence (C1)."""
+    event, claimed = place(bus, clients, where)
+    if where in ("done", "none"):
+        with pytest.raises(Conflict if where == "done" else NotFound):
+            bus.store.reset(event, "default", "a trial", "operator")
+        assert bus.run("SELECT 1 FROM postbus.deliveries") == []
+        return
+    bus.store.reset(event, "default", "a trial", "operator")
+    rows = bus.run("SELECT state, due_at <= postbus.now() FROM postbus.deliveries WHERE event_id = $1", event)
+    assert rows == [(0, True)]
+    assert bus.missing() == "{}"
+    assert bus.run("SELECT event_id FROM postbus.skips") == ([(event,)] if where == "above" else [])
+    if where == "leased":
+        assert bus.finish(claimed) == [1]
+    again = bus.claim()
+    assert (again.block + again.lone).count(event) == 1
+    assert bus.claim().state == "empty"
+
+
+@pytest.mark.parametrize("where", PLACES)
+def test_erase_takes_a_delivery_from_wherever_it_is(bus: Client, clients: Callable[[], Client], where: str):
+    """It is never handed out again, a rewind included, and a worker that had it is stopped by the fence (C1)."""
+    event, claimed = place(bus, clients, where)
+    assert bus.store.erase(ids=[event], actor="operator").ids == (event,)
+    told = [row[0] for row in bus.run("SELECT action FROM postbus.audit WHERE event_id = $1 ORDER BY id", event)]
+    assert told[-2:] == {"done": ["COMPLETED", "ERASED"], "none": ["ERASED"]}.get(where, ["DISCARDED", "ERASED"])
+    assert bus.run("SELECT 1 FROM postbus.deliveries WHERE event_id = $1", event) == []
+    if where == "leased":
+        assert bus.finish(claimed) == [1]
+    time.sleep(0.11)
+    assert event not in bus.claim().block
+    bus.store.rewind("default", 0, "operator")
+    again = bus.claim()
+    assert event not in again.block + again.lone
+    assert bus.missing() == "{}"
+
+
+def place(bus: Client, clients: Callable[[], Client], where: str) -> tuple[int, Claimed]:
+    """Bring an event, and another, to where a test wants it; return its id and what was claimed."""
     slow = clients()
     with slow.db.transaction():
         (event,) = slow.publish({}) if where == "late" else bus.publish({"delay": 10**9} if where == "row" else {})
         bus.publish({})
-        claimed = None if where == "above" else bus.claim()
+        claimed = bus.claim(0 if where == "above" else 1_000)
     if where == "done":
-        assert claimed is not None
         bus.finish(claimed)
-    found = bus.run("SELECT place FROM postbus.withdraw(ARRAY[1], ARRAY[$1::bigint])", 99 if where == "none" else event)
-    assert found == [(place,)]
-    rows = bus.run("SELECT state FROM postbus.deliveries WHERE event_id = $1", event)
-    assert rows == ([] if where in ("done", "none") else [(0,)])
-    if where == "leased":
-        assert claimed is not None
-        assert bus.finish(claimed) == [1]
-    assert bus.missing() == "{}"
-    if where == "above":
-        assert bus.run("SELECT event_id FROM postbus.skips") == [(event,)]
-        assert len(bus.claim().block) == 2
+    return 99 if where == "none" else event, claimed

@@ -7,14 +7,14 @@ from typing import Any, Literal
 
 import psycopg
 import pytest
-from psycopg import IsolationLevel, errors, sql
+from psycopg import IsolationLevel, sql
 from psycopg.conninfo import conninfo_to_dict
 
 from postbus import EventBus, StoreUnavailable
-from postbus.model import Mode
 from postbus.pattern import Interest
 from postbus.payload import drafts
 from postbus.store import grant_roles, open_store
+from postbus.store.contract import Claim
 from postbus.store.postgres import store as store_module
 from postbus.store.postgres.store import PostgresStore
 from postbus.store.queries import load_migrations
@@ -24,7 +24,6 @@ from tests.postgres.server import Server, query
 
 Connect = Callable[..., psycopg.Connection[Any]]
 STRICT = pytest.mark.parametrize("level", [IsolationLevel.REPEATABLE_READ, IsolationLevel.SERIALIZABLE])
-LOCK = "SELECT pg_advisory_xact_lock(postbus.namespace('subscriptions') << 48)"
 MAKE = """INSERT INTO postbus.subscriptions (name, mode, patterns, tags, created_at)
           VALUES ('mails', 'queue', '["*"]', '[]', clock_timestamp())"""
 
@@ -82,42 +81,55 @@ def test_a_standby_is_neither_opened_nor_read(request: pytest.FixtureRequest):
 # ── publishing ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_publish_that_waited_for_a_new_subscription_reaches_it(
-    store: PostgresStore, url: str, connect: Connect, crew: Crew, eventually: Callable[..., Any]
+def test_a_publisher_waits_for_nobody_who_makes_a_subscription(
+    store: PostgresStore, url: str, connect: Connect, crew: Crew
 ):
-    """It saw the subscriptions before it waited, if its snapshot was taken then (I1)."""
+    """Its event reaches the queue that is committed later, and begins before it (I1)."""
+    (first,) = store.publish(drafts([{"type": "a"}]))
     maker = connect(autocommit=False)
-    maker.execute(LOCK)
+    maker.isolation_level = IsolationLevel.READ_COMMITTED
     maker.execute(MAKE)
+    maker.execute("SELECT postbus.begin_cursor((SELECT number FROM postbus.subscriptions WHERE name = 'mails'), 'now')")
     crew.start(lambda: store.publish(drafts([{"type": "a"}]))[0].id)
-    eventually(lambda: query(url, "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"))
-    maker.commit()
     (event_id,) = crew.join(30)
-    found = query(url, "SELECT subscription FROM deliveries WHERE event_id = %s ORDER BY 1", event_id)
-    assert found == [("default",), ("mails",)]
+    assert query(url, "SELECT count(*) FROM subscriptions") == [(1,)]
+    maker.commit()
+    assert [each.id for each in store.claim(Claim("mails", "w", "o", limit=10)).deliveries] == [event_id]
+    assert event_id > first.id
+
+
+@pytest.mark.parametrize("start", ["now", "beginning"])
+def test_a_subscription_waits_for_no_publisher(url: str, connect: Connect, start: Literal["now", "beginning"]):
+    """What an open transaction has published comes to it when that commits, though later events came before (C3)."""
+    bus = EventBus(url)
+    publisher = connect(autocommit=False)
+    late = bus.publish("a", connection=publisher)
+    seen = bus.publish("a")
+    bus.subscriptions.create("mails", "*", start=start)
+    after = bus.publish("a")
+    known = [each.id for each in bus.poll_many(10, subscription="mails")]
+    assert known == ([after.id] if start == "now" else [seen.id, after.id])
+    publisher.commit()
+    assert [each.id for each in bus.poll_many(10, subscription="mails")] == [late.id]
+    bus.shutdown()
 
 
 @STRICT
 @pytest.mark.parametrize("many", [False, True], ids=["one", "many"])
 @pytest.mark.parametrize("start", ["now", "beginning"])
-def test_a_snapshot_older_than_a_subscription_is_to_be_tried_again(
+def test_a_snapshot_older_than_a_subscription_publishes_to_it(
     url: str, connect: Connect, level: IsolationLevel, start: Literal["now", "beginning"], *, many: bool
 ):
-    """Else the event would be committed after the subscription was made, and never come to it (I1)."""
+    """A publisher knows no subscriptions: what it does not see, it cannot miss (I1)."""
     bus = EventBus(url)
     events = [{"type": "a"}] * (3 if many else 1)
     connection = connect(autocommit=False)
     connection.isolation_level = level
     connection.execute("SELECT 1 FROM postbus.meta")
     bus.subscriptions.create("mails", "*", start=start)
-    with pytest.raises(errors.SerializationFailure):
-        bus.publish_many(events, connection=connection)
-    connection.rollback()
-    assert bus.stats().events == 0
-    bus.publish_many(events, connection=connection)
+    published = bus.publish_many(events, connection=connection)
     connection.commit()
-    count = "SELECT count(*) FROM deliveries WHERE subscription = 'mails'"
-    assert query(url, count) == [(len(events),)]
+    assert [each.id for each in bus.poll_many(10, subscription="mails")] == [each.id for each in published]
     bus.shutdown()
 
 
@@ -153,33 +165,17 @@ def test_what_was_stored_is_not_stored_again_if_nobody_can_be_told(
     bus.shutdown()
 
 
-# ── epochs ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_no_epoch_is_drawn_twice(url: str):
-    """However many are needed at once, such as for what a purge of dead letters sets free: a draw is 1,024."""
-    store = PostgresStore(url, listen=False)
-    store.create_subscription("f", ["*"], [], mode=Mode.ORDERED, lease=None, retry=None, start="now")
-    drawn = "SELECT coalesce(pg_sequence_last_value('epochs'), 0)"
-    before = query(url, drawn)[0][0]
-    store.unpark("f", range(1, 2_500), "me")
-    assert query(url, drawn)[0][0] == before + 3
-    with store._connection() as (db, _):
-        assert db.value("draw_epochs", (1_025,)) is None
-    store.close()
-
-
 # ── migrating ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_migration_gives_nobody_more_than_the_roles_have(server: Server, monkeypatch: pytest.MonkeyPatch):
     """New functions are everybody's to call, unless the roles are granted again in the same transaction."""
-    with server.database(empty=True) as url, monkeypatch.context() as patch:
-        patch.setattr(store_module, "load_migrations", lambda package: load_migrations(package)[:5])
+    more = (2, "0002_more", "CREATE FUNCTION postbus.more() RETURNS integer LANGUAGE sql RETURN 1;")
+    with server.database(empty=True) as url:
         with closing(open_store(url)):
             grant_roles(url)
-        patch.undo()
-        may_call = "SELECT has_function_privilege(%s, 'postbus.refuse_stale()', 'EXECUTE')"
+        monkeypatch.setattr(store_module, "load_migrations", lambda package: [*load_migrations(package), more])
+        may_call = "SELECT has_function_privilege(%s, 'postbus.more()', 'EXECUTE')"
         with closing(open_store(url)):
             for role, may in (("reader", False), ("publisher", False), ("worker", True)):
                 assert query(url, may_call, f"postbus_{role}") == [(may,)]

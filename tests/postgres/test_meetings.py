@@ -1,8 +1,7 @@
 """What meets in the database at one moment: each statement sees more than the one before it, and nobody is harmed."""
 
 import threading
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any, Final, LiteralString
 
@@ -13,26 +12,19 @@ from postbus.errors import InvalidRequest, NotFound
 from postbus.model import AttemptError, Dead, Done, DoneWithErrors, Mode, Outcome, Retry, Stream
 from postbus.payload import drafts
 from postbus.retry import RetryPolicy
+from postbus.store import followers, leases
 from postbus.store.contract import Claim, Settled, Settlement
-from postbus.store.postgres.connection import localized
-from postbus.store.postgres.rows.positions import Positions
-from postbus.store.postgres.rows.session import Session
 from postbus.store.postgres.store import PostgresStore
+from postbus.store.session import Session
 from tests.conftest import Crew
 from tests.postgres.server import Server, query
-from tests.postgres.test_plans import OTHERS
 
 Connect = Callable[..., psycopg.Connection[Any]]
 Eventually = Callable[..., Any]
 ERROR: Final = AttemptError("ValueError", "no")
 LATER: Final = Retry(timedelta(seconds=1), ERROR)
-PUBLISHING: Final = "SELECT pg_advisory_xact_lock_shared(postbus.namespace('subscriptions') << 48)"
-PRUNING: Final = "SELECT pg_advisory_xact_lock(postbus.namespace('subscriptions') << 48 | 1)"
 WAITING: Final = """SELECT 1 FROM pg_stat_activity
                      WHERE wait_event_type = 'Lock' AND datname = current_database()"""
-CUT: Final = """SELECT pg_terminate_backend(pid) FROM pg_stat_activity
-                 WHERE pid <> pg_backend_pid() AND datname = current_database()"""
-UNREGISTERED: Final = "SELECT count(*) FROM deliveries WHERE route NOT IN (SELECT id FROM routes)"
 
 
 @pytest.fixture
@@ -62,16 +54,6 @@ def finish(store: PostgresStore) -> None:
         store.settle([Settlement(each.lease, Done(), "w", execution_time_ms=1.0) for each in held])
 
 
-@contextmanager
-def meanwhile(url: str, connect: Connect, eventually: Eventually) -> Generator[psycopg.Connection[Any]]:
-    """Be one who prunes, until somebody waits for that."""
-    holder = connect(autocommit=False)
-    holder.execute(PRUNING)
-    yield holder
-    eventually(lambda: query(url, WAITING))
-    holder.commit()
-
-
 # ── settling ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -81,13 +63,13 @@ def meanwhile(url: str, connect: Connect, eventually: Eventually) -> Generator[p
 def test_a_settlement_that_waited_for_an_expiry_stands(
     store: PostgresStore, other: PostgresStore, url: str, crew: Crew, eventually: Eventually, outcome: Outcome
 ):
-    """The first expiry of its kind files the delivery under a new route, after the settlement's look at them (I8)."""
+    """It waits for the block, finds it gone, and the delivery on its row: all but a retry still counts (I8)."""
     publish(store, "a")
     (held,) = store.claim(Claim("default", "w", "o", limit=1)).deliveries
     expired, go = threading.Event(), threading.Event()
 
     def expire(session: Session) -> int:
-        ended = other._leases(session).expire(["o"], RetryPolicy(), 10)
+        ended = leases.expire(session, ["o"], RetryPolicy(), 10)
         expired.set()
         go.wait()
         return ended
@@ -97,8 +79,8 @@ def test_a_settlement_that_waited_for_an_expiry_stands(
     crew.start(lambda: store.settle([Settlement(held.lease, outcome, "w", execution_time_ms=1.0)]))
     eventually(lambda: query(url, WAITING))
     go.set()
-    assert sorted(crew.join(30), key=str) == [1, [Settled.APPLIED]]
-    kinds = query(url, "SELECT type FROM event_log WHERE status NOT IN ('PENDING', 'PROCESSING')")
+    assert sorted(crew.join(30), key=str) == [1, [Settled.LOST if outcome is LATER else Settled.APPLIED]]
+    kinds = query(url, "SELECT type FROM audit WHERE status NOT IN ('PENDING', 'PROCESSING')")
     assert kinds == ([] if outcome is LATER else [("a",)])
 
 
@@ -108,7 +90,7 @@ def test_whoever_waited_crosswise_tries_again(
     """The server ends one of two that wait for each other, and undoes all of it: that is no outage (I8)."""
     publish(store, "a", "a")
     held = store.claim(Claim("default", "w", "o", limit=2)).deliveries
-    lock: LiteralString = "SELECT 1 FROM postbus.deliveries WHERE event_id = %s FOR UPDATE"
+    lock: LiteralString = "SELECT 1 FROM postbus.blocks WHERE first_id = %s FOR UPDATE"
     rival = connect(autocommit=False)
     rival.execute("SET LOCAL deadlock_timeout = '60s'")  # so that it is the other one who finds out, and is ended
     rival.execute(lock, [held[1].lease.event_id])
@@ -119,24 +101,7 @@ def test_whoever_waited_crosswise_tries_again(
     assert crew.join(30) == [[Settled.APPLIED, Settled.APPLIED]]
 
 
-# ── routes and subscriptions ─────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_what_is_delivered_again_is_filed_under_a_route_that_is_there(
-    store: PostgresStore, other: PostgresStore, url: str, connect: Connect, crew: Crew, eventually: Eventually
-):
-    """Routes that nobody uses are dropped: also while somebody who knows them waits for a prune (I1)."""
-    ids = publish(store, "a")
-    finish(store)
-    store.redeliver("default", ids, "me")  # its connection knows the route from here on
-    finish(other)
-    with meanwhile(url, connect, eventually) as holder:
-        holder.execute("DELETE FROM postbus.routes")
-        holder.execute("SELECT postbus.bump()")
-        crew.start(lambda: store.redeliver("default", ids, "me"))
-    assert crew.join(30) == [1]
-    assert query(url, UNREGISTERED) == [(0,)]
-    assert [each.event.id for each in other.claim(Claim("default", "w", "o")).deliveries] == ids
+# ── subscriptions ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_nothing_is_delivered_to_a_subscription_that_has_gone(
@@ -145,52 +110,25 @@ def test_nothing_is_delivered_to_a_subscription_that_has_gone(
     """Such a delivery would be nobody's, and keep its event from being pruned."""
     ids = publish(store, "a")
     store.create_subscription("mails", ["b"], [], mode=Mode.QUEUE, lease=None, retry=None, start="now")
-    with meanwhile(url, connect, eventually) as holder:
-        holder.execute("DELETE FROM postbus.subscriptions WHERE name = 'mails'")
-        holder.execute("SELECT postbus.bump()")
-        crew.start(lambda: store.redeliver("mails", ids, "me"))
+    holder = connect(autocommit=False)
+    holder.execute("SELECT postbus.hold_alone(2, -1)")
+    holder.execute("DELETE FROM postbus.subscriptions WHERE name = 'mails'")
+    holder.execute("DELETE FROM postbus.cursors WHERE subscription = 2")
+    holder.execute("SELECT postbus.bump()")
+    crew.start(lambda: store.redeliver("mails", ids, "me"))
+    eventually(lambda: query(url, WAITING))
+    holder.commit()
     with pytest.raises(NotFound, match="mails"):
         crew.join(30)
-    assert query(url, "SELECT count(*) FROM deliveries WHERE subscription = 'mails'") == [(0,)]
+    assert query(url, "SELECT count(*) FROM deliveries") == [(0,)]
 
 
-def test_who_publishes_does_not_wait_until_a_large_subscription_has_gone(
-    store: PostgresStore, url: str, connect: Connect, crew: Crew, eventually: Eventually
-):
-    """Its deliveries go first; only for the rest of them, nobody may publish."""
-    store.create_subscription("mails", ["*"], [], mode=Mode.QUEUE, lease=None, retry=None, start="now")
-    publish(store, *["a"] * 2_500)
-    left = "SELECT count(*) FROM deliveries WHERE subscription = 'mails'"
-    publisher = connect(autocommit=False)
-    publisher.execute(PUBLISHING)
-    crew.start(lambda: store.delete_subscription("mails", "me"))
-    eventually(lambda: query(url, left) == [(0,)])
-    assert query(url, "SELECT count(*) FROM subscriptions WHERE name = 'mails'") == [(1,)]
-    publisher.commit()
-    assert crew.join(30) == [2_500]
-    assert query(url, "SELECT count(*) FROM subscriptions WHERE name = 'mails'") == [(0,)]
-
-
-def test_what_was_seen_of_a_server_that_crashed_is_not_remembered(
-    store: PostgresStore, other: PostgresStore, url: str, eventually: Eventually
-):
-    """It may give out numbers of transactions anew: routes of after the crash would be taken for known ones (I1)."""
-    publish(store, "a")
-    finish(store)
-    ids = publish(other, "b")
-    query(url, "UPDATE routes SET xid = 1")
-    query(url, CUT)
-    eventually(lambda: query(url, OTHERS) == [(0,)])
-    assert [each.event.id for each in store.claim(Claim("default", "w", "o")).deliveries] == ids
-
-
-def test_unused_routes_are_found_without_comparing_each_with_each(store: PostgresStore):
-    """It is done while nobody may publish."""
-    with store._connection() as (db, _):
-        plan = str(db.run_own(f"EXPLAIN {localized('postbus')['drop_unused_routes']}"))
-    assert "SetOp" in plan
-    assert "SubPlan" not in plan
-    assert "Nested Loop" not in plan
+def test_who_publishes_waits_for_no_subscription_that_goes(store: PostgresStore, url: str, connect: Connect):
+    """Not even while it is locked as whole, at its end."""
+    holder = connect(autocommit=False)
+    holder.execute("SELECT postbus.hold_alone(1, -1)")
+    assert publish(store, *["a"] * 10) == list(range(1, 11))
+    holder.rollback()
 
 
 # ── pruning ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -216,7 +154,7 @@ def test_a_head_that_is_pruned_while_it_is_looked_at_stays_the_head(store: Postg
             return self._db.value(name, parameters)
 
     with store._look() as session:
-        span = Positions(session._replace(db=Meddler(session.db))).span(Stream.EVENTS)
+        span = followers.span(session._replace(db=Meddler(session.db)), Stream.EVENTS)
     assert (span.pruned, span.head) == (ids[-1], ids[-1])
 
 
@@ -227,9 +165,11 @@ def test_nobody_rewinds_to_where_a_prune_is_at_work(
     store.create_subscription("s", ["*"], [], mode=Mode.ORDERED, lease=None, retry=None, start="now")
     ids = publish(store, *["a"] * 10)
     store.rewind("s", ids[-1], "me")
-    with meanwhile(url, connect, eventually) as holder:
-        holder.execute("UPDATE postbus.meta SET value = %s WHERE key = 'pruned_through'", [str(ids[6])])
-        crew.start(lambda: store.rewind("s", ids[3], "me"))
+    holder = connect(autocommit=False)
+    holder.execute("UPDATE postbus.meta SET value = %s WHERE key = 'pruned_through'", [str(ids[6])])
+    crew.start(lambda: store.rewind("s", ids[3], "me"))
+    eventually(lambda: query(url, WAITING))
+    holder.commit()
     with pytest.raises(InvalidRequest, match="rewind to a position from"):
         crew.join(30)
     assert store.position("s") == ids[-1]

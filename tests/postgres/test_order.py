@@ -190,8 +190,8 @@ def test_the_pins_of_the_audit_log_are_its_own(url: str, connect: Connect):
     """An open publish holds back followers of events, not those of the audit log (I5)."""
     writer = connect(autocommit=False)
     insert(writer)
-    query(url, "INSERT INTO event_log (event_id, subscription, action, created_at) VALUES (1, 's', 'PICKED', now())")
-    assert query(url, "SELECT head('events'), head('event_log')") == [(0, 1)]
+    query(url, "INSERT INTO event_log (first_id, subscription, action, created_at) VALUES (1, 1, 'PICKED', now())")
+    assert query(url, "SELECT head('events'), head('event_log')") == [(0, 1 << 10 | 1_023)]
 
 
 def wrong(store: Store, word: str) -> list[Finding]:

@@ -70,9 +70,7 @@ def test_everything_works_through_a_transaction_pooler(url: str, pooled: str, ev
     publisher.shutdown()
     assert query(url, "SELECT count(*) FROM public.ledger") == [(150,)]
     assert query(url, "SELECT count(*) FROM deliveries") == [(0,)]
-    assert query(url, "SELECT count(*), count(DISTINCT event_id) FROM event_log WHERE action = 'COMPLETED'") == [
-        (862, 862)
-    ]
+    assert query(url, "SELECT count(*), count(DISTINCT event_id) FROM audit WHERE action = 'COMPLETED'") == [(862, 862)]
 
 
 def publish_some(bus: EventBus, start: int) -> None:

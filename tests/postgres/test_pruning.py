@@ -22,10 +22,8 @@ from tests.postgres.writers import insert
 
 Connect = Callable[..., psycopg.Connection[Any]]
 MANY = 20_000
-WAITING = """
-    SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted
-    AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
-"""
+WAITING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+PRUNING: LiteralString = "UPDATE postbus.meta SET value = '3' WHERE key = 'pruned_through'"
 
 
 @pytest.fixture
@@ -63,8 +61,11 @@ def test_pruning_waits_for_whoever_makes_a_subscription_and_sees_it(
     """A stream whose making has not been committed yet is not cut off either (I14, P.5)."""
     work(op, 5)
     made = connect(autocommit=False)
-    made.execute("SELECT pg_advisory_xact_lock_shared(postbus.namespace('subscriptions') << 48 | 1)")
-    made.execute("INSERT INTO postbus.subscriptions VALUES ('lake', 'spark', '[]', '[]', false, NULL, NULL, now())")
+    made.execute("SELECT postbus.hold_pruned()")
+    made.execute(
+        "INSERT INTO postbus.subscriptions (name, mode, patterns, tags, created_at)"
+        " VALUES ('lake', 'spark', '[]', '[]', now())"
+    )
     made.execute("INSERT INTO postbus.checkpoints VALUES ('lake', 'events', 2, 'this', 0, now())")
 
     def cut() -> None:
@@ -84,7 +85,7 @@ def test_publishers_and_settlers_wait_for_no_pruning(
     """Whoever prunes holds nothing that they need; only whoever makes a subscription waits (P.5, I14)."""
     work(op, 5)
     pruning = connect(autocommit=False)
-    pruning.execute("SELECT pg_advisory_xact_lock(postbus.namespace('subscriptions') << 48 | 1)")
+    pruning.execute(PRUNING)
     pruning.execute("DELETE FROM postbus.events WHERE id < 4")
     work(op, 5)
     crew.start(lambda: op.subscription("late", start="beginning"))
@@ -100,7 +101,7 @@ def test_what_is_delivered_again_is_not_pruned_under_it(
     """No delivery is made of an event that is going (I14, P.5)."""
     work(op, 5)
     pruning = connect(autocommit=False)
-    pruning.execute("SELECT pg_advisory_xact_lock(postbus.namespace('subscriptions') << 48 | 1)")
+    pruning.execute(PRUNING)
     pruning.execute("DELETE FROM postbus.events WHERE id < 4")
 
     def again() -> None:

@@ -18,11 +18,10 @@ import pytest
 from postbus.errors import EventBusShutdownError
 from postbus.pattern import Interest
 from postbus.payload import draft
-from postbus.store import Store, open_store
+from postbus.store import Store, base, followers, open_store
 from postbus.store.contract import Reader
 from postbus.store.postgres import reader as module
 from postbus.store.postgres.reader import PostgresReader
-from postbus.store.postgres.rows import following
 from tests.postgres.server import query
 
 ALL = (Interest("*"),)
@@ -149,7 +148,7 @@ def test_a_connection_that_is_lost_meanwhile_is_no_matter(
     if forgetful:
         reader.drop()
         read(reader)
-        reader._db.prepare("read_on")
+        reader._db.run_at_once(("read_on", (0, 1, 1)))
         reader._db.connection.execute("DEALLOCATE ALL")
     else:
         query(url, "SELECT pg_terminate_backend(%s, 5000)", reader._db.connection.info.backend_pid)
@@ -169,9 +168,9 @@ def test_a_page_on_its_way_holds_nothing_back(reader: PostgresReader, url: str, 
 
 def test_what_is_wanted_is_made_out_once(store: Store):
     """Not for every page; and nothing of a store is kept for the sake of its readers."""
-    assert following._wanting((Interest("t1"),)) is following._wanting((Interest("t1"),))
-    assert not hasattr(following._PlainReader, "cache_info")
-    assert following._PlainReader(store) is not following._PlainReader(store)  # type: ignore[arg-type]
+    assert followers._wanting((Interest("t1"),)) is followers._wanting((Interest("t1"),))
+    assert not hasattr(base._PlainReader, "cache_info")
+    assert base._PlainReader(store) is not base._PlainReader(store)  # type: ignore[arg-type]
 
 
 # ── waiting ──────────────────────────────────────────────────────────────────────────────────────────────────────────

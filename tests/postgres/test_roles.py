@@ -67,7 +67,7 @@ WRITES = (
 
 
 def test_a_publisher_publishes_in_every_way(login: Login, url: str):
-    """One, many by COPY, in its own transaction, by SQL, with a uid twice; and shuts down (S4.11, I17)."""
+    """One, many, in its own transaction, by SQL, with a uid twice; and shuts down (S4.11, I17)."""
     mine = login("publisher")
     bus = EventBus(mine, auto_migrate=False)
     first = bus.publish("a", 1, uid="x")
@@ -81,7 +81,7 @@ def test_a_publisher_publishes_in_every_way(login: Login, url: str):
         connection.execute("SELECT postbus.publish('e', '{}')")
     assert bus.get(first.id).status == "PENDING"
     bus.shutdown()
-    assert query(url, "SELECT count(*) FROM deliveries") == query(url, "SELECT count(*) FROM events") == [(604,)]
+    assert query(url, "SELECT count(*) FROM events") == [(604,)]
 
 
 @pytest.mark.parametrize("when", Cut)
@@ -114,10 +114,10 @@ def test_a_publisher_can_do_nothing_else(login: Login):
         *WRITES,
         "DELETE FROM deliveries",
         "UPDATE deliveries SET due_at = now()",
-        "INSERT INTO event_log (event_id, subscription, action, created_at) VALUES (1, 'default', 'X', now())",
+        "INSERT INTO event_log (first_id, subscription, action, created_at) VALUES (1, 1, 'X', now())",
         "UPDATE subscriptions SET paused = true",
         "DELETE FROM handlers",
-        "SELECT nextval('epochs')",
+        "SELECT nextval('numbers')",
         "SELECT * FROM breakers",
     )
 

@@ -16,6 +16,7 @@ from postbus.payload import draft
 from postbus.retry import RetryPolicy
 from postbus.spark import source
 from postbus.store import Store, open_store
+from postbus.store.audit import PLACE_BITS
 from postbus.store.contract import DeadFilter, Failure
 from tests.conftest import Crew
 from tests.spark.reading import Following, batch_reader, read_slice, rows_of
@@ -27,8 +28,8 @@ strict_or_not = pytest.mark.parametrize("fail", ["true", "false"])
 TABLES: Final = {"events": "events", "audit": "event_log"}
 PIN: Final = "SELECT pg_advisory_xact_lock_shared(postbus.namespace(%s) << 48 | %s::bigint)"
 APPEND: Final = """
-    INSERT INTO postbus.event_log (event_id, subscription, action, created_at)
-    SELECT n, 's', 'PICKED', now() FROM generate_series(1, %s) AS n RETURNING id
+    INSERT INTO postbus.event_log (first_id, subscription, action, created_at)
+    SELECT n, 1, 'PICKED', now() FROM generate_series(1, %s) AS n RETURNING id
 """
 
 
@@ -67,7 +68,7 @@ def hold(url: str, store: Store) -> Hold:
     @contextmanager
     def hold(stream: str, floor: int) -> Generator[None]:
         with psycopg.connect(url) as late:
-            late.execute(PIN, (TABLES[stream], floor))
+            late.execute(PIN, (TABLES[stream], floor if stream == "events" else floor >> PLACE_BITS))
             assert store.span(Stream(stream)).head == floor
             yield
 

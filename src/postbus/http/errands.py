@@ -1,4 +1,4 @@
-"""What asks the store on behalf of an event loop: a thread, or past all threads what comes alone."""
+"""What asks the store on behalf of an event loop: a thread, or the loop itself where that is quick."""
 
 import asyncio
 import logging
@@ -7,16 +7,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
-from postbus.errors import InvalidRequest, NotFound, PostbusError
+from postbus.errors import InvalidRequest, NotFound
 from postbus.observe import tell
-from postbus.store.contract import Courier, Store, WouldWait
+from postbus.store.contract import Store, WouldWait
 
-__all__ = ["MOST", "Errands", "Hand", "Haste", "Lane", "finished"]
+__all__ = ["MOST", "Hand", "Haste", "Lane"]
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -26,8 +25,6 @@ MOST: Final = 500
 """How much is asked in one go."""
 BRISK: Final = 0.002
 """Seconds that the event loop may be kept: about what a commit takes on a disk that is not slow."""
-LATE: Final = 5.0
-"""Seconds without an answer after which the event loop waits for it no longer."""
 SHARE: Final = 0.05
 """How much of the loop's time may go to what took longer …"""
 OVER: Final = 1.0
@@ -85,72 +82,6 @@ class Haste:
                 self._rested = max(self._rested, began) + took / SHARE
 
 
-class Errands(Generic[A, R]):
-    """Has a courier ask for what comes alone, if there is one; the loop does other things meanwhile."""
-
-    def __init__(self, courier: Courier[A, R] | None) -> None:
-        """Begin with a courier that is to be prepared."""
-        self._courier = courier
-        self._ready = False
-
-    def prepare(self) -> None:
-        """Get the courier ready if it is not; waits, and so is for a thread, when that has answered whoever asked."""
-        if self._courier is not None and not self._ready:
-            with suppress(PostbusError):  # the store is away: whoever asks is told so
-                self._courier.prepare()
-                self._ready = True  # only now: till then nobody else uses it
-
-    def run(self, item: A, then: Callable[[R | Exception], None]) -> bool:
-        """Ask, and have `then` called with what came of it; return False if it is to be asked in a thread.
-
-        That may turn out only later, too: WouldWait is what came of it then.
-        """
-        if self._courier is None or not self._ready:
-            return False
-        try:
-            sent = self._courier.send(item)
-        except Exception as error:  # noqa: BLE001  raised in the coroutine that asked
-            self._ready = False
-            then(error)
-            return True
-        self._ready = self._courier.ready
-        if sent:
-            self._await(self._courier, then)
-        return sent
-
-    def _await(self, courier: Courier[A, R], then: Callable[[R | Exception], None]) -> None:
-        loop, file = asyncio.get_running_loop(), courier.fileno()
-        late = loop.call_later(LATE, self._late, courier, file, then)
-        loop.add_reader(file, self._look, courier, file, late, then)
-
-    def _late(self, courier: Courier[A, R], file: int, then: Callable[[R | Exception], None]) -> None:
-        """Have a thread wait, which finds out whether the server is still there."""
-        asyncio.get_running_loop().remove_reader(file)
-        self._ready = False
-        then(WouldWait(partial(_awaited, courier)))
-
-    def _look(
-        self, courier: Courier[A, R], file: int, late: asyncio.TimerHandle, then: Callable[[R | Exception], None]
-    ) -> None:
-        late.cancel()
-        asyncio.get_running_loop().remove_reader(file)  # before it is closed, should it have been lost
-        try:
-            told = courier.answer()
-        except Exception as error:  # noqa: BLE001  raised in the coroutine that asked
-            self._ready = False
-            then(error)
-            return
-        if told is None:
-            self._await(courier, then)
-        else:
-            then(told[0])
-
-    def close(self) -> None:
-        """Ask no more."""
-        if self._courier is not None:
-            self._courier.close()
-
-
 class Lane(Generic[A, R]):
     """Asks the store for many at once, in a thread of its own; whatever comes meanwhile goes together next."""
 
@@ -159,13 +90,11 @@ class Lane(Generic[A, R]):
         name: str,
         run: Callable[[list[A]], Sequence[R | Exception]],
         haste: Haste,
-        errands: Errands[A, R],
         is_small: Callable[[A], bool] = lambda _: True,
     ) -> None:
         """Bring what is asked to `run`, which answers each in order, with an error if it is to be raised."""
         self._run = run
         self._haste = haste
-        self._errands = errands
         self._is_small = is_small
         self._hand = Hand(name)
         self._waiting: deque[tuple[A, asyncio.Future[R]]] = deque()
@@ -190,19 +119,11 @@ class Lane(Generic[A, R]):
         lone = len(batch) == 1 and self._is_small(batch[0][0])
         if lone and (done := self._haste.at_once(lambda: self._answers([batch[0][0]]))) is not None:
             self._finish(loop, batch, *done)
-        elif not (lone and self._errands.run(batch[0][0], partial(self._told, loop, batch))):
+        else:
             self._hand.give(partial(self._bring, loop, batch))
 
-    def _told(self, loop: asyncio.AbstractEventLoop, batch: Batch[A, R], answer: R | Exception) -> None:
-        if isinstance(answer, WouldWait):
-            self._hand.give(partial(self._bring, loop, batch, answer.rest))
-        else:
-            self._finish(loop, batch, [answer])
-
-    def _bring(self, loop: asyncio.AbstractEventLoop, batch: Batch[A, R], rest: Callable[[], R] | None = None) -> None:
-        answers = finished(rest, lambda: self._answers([item for item, _ in batch]))
-        loop.call_soon_threadsafe(self._finish, loop, batch, answers)
-        self._errands.prepare()
+    def _bring(self, loop: asyncio.AbstractEventLoop, batch: Batch[A, R]) -> None:
+        loop.call_soon_threadsafe(self._finish, loop, batch, self._answers([item for item, _ in batch]))
 
     def _answers(self, items: list[A]) -> Sequence[R | Exception]:
         """Return an answer for each; one that is wrong in itself must not harm its neighbours, so each is asked alone.
@@ -243,22 +164,3 @@ class Lane(Generic[A, R]):
     def close(self) -> None:
         """Take no more."""
         self._hand.close()
-        self._errands.close()
-
-
-def finished(rest: Callable[[], R] | None, otherwise: Callable[[], Sequence[R | Exception]]) -> Sequence[R | Exception]:
-    """Return the answer that somebody has yet to get who came alone, or what else is to be done if none came."""
-    while rest is not None:
-        try:
-            return [rest()]
-        except WouldWait as left:
-            rest = left.rest
-        except Exception as error:  # noqa: BLE001  raised in the coroutine that asked
-            return [error]
-    return otherwise()
-
-
-def _awaited(courier: Courier[Any, R]) -> R:
-    told = courier.answer(wait=True)
-    assert told is not None  # noqa: S101  it has been waited for
-    return told[0]

@@ -20,7 +20,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 from postbus import figures
 from postbus.errors import NotFound, PostbusError
 from postbus.http.buffers import Buffers
-from postbus.http.errands import MOST, Errands, Hand, Haste, Lane, finished
+from postbus.http.errands import MOST, Hand, Haste, Lane
 from postbus.loop import Loop
 from postbus.model import Action, Dead, Delivery, Done, DoneWithErrors, Event, LogEntry, Outcome, Retry, Status
 from postbus.observe import tell
@@ -78,13 +78,8 @@ class Gate:
         """Work on a store that is open."""
         self.store = store
         self._haste = Haste(store)
-        couriers = store.couriers()
-        publish, claim, report = (None, None, None) if couriers is None else couriers
-        self._publishing = Lane[list[Draft], list[Event]](
-            "publish", self._publish, self._haste, Errands(publish), _is_small
-        )
-        self._reporting = Lane[Report, Reported]("report", store.report, self._haste, Errands(report))
-        self._claims = Errands(claim)
+        self._publishing = Lane[list[Draft], list[Event]]("publish", self._publish, self._haste, _is_small)
+        self._reporting = Lane[Report, Reported]("report", store.report, self._haste)
         self._claiming = Hand("claim")
         self._readers = ThreadPoolExecutor(READERS, "postbus-read")
         self._rooms: defaultdict[Any, deque[Waiting]] = defaultdict(deque)
@@ -125,7 +120,6 @@ class Gate:
                 await asyncio.sleep(LOOK_AGAIN)
             for part in (self._publishing, self._reporting, self._claiming):
                 await asyncio.to_thread(part.close)
-            self._claims.close()
             await asyncio.to_thread(self._readers.shutdown)
 
     def drain(self) -> None:
@@ -236,15 +230,8 @@ class Gate:
         lone = len(claims) == 1 and claims[0].limit <= FEW
         if lone and (done := self._haste.at_once(lambda: self._claimed(claims))) is not None:
             self._hand_out(asked, *done)
-        elif asked and not (lone and self._claims.run(claims[0], partial(self._told, asked, claims))):
+        elif asked:
             self._claiming.give(partial(self._claim_all, asyncio.get_running_loop(), asked, claims))
-
-    def _told(self, asked: list[tuple[Any, Waiting]], claims: list[Claim], answer: Claimed | Exception) -> None:
-        if isinstance(answer, WouldWait):
-            loop = asyncio.get_running_loop()
-            self._claiming.give(partial(self._claim_all, loop, asked, claims, answer.rest))
-        else:
-            self._hand_out(asked, [answer])
 
     def _still_waiting(self, key: Any) -> deque[Waiting]:
         """Return who waits for one thing; whoever has his answer, or has left, is forgotten."""
@@ -258,11 +245,8 @@ class Gate:
         loop: asyncio.AbstractEventLoop,
         asked: list[tuple[Any, Waiting]],
         claims: list[Claim],
-        rest: Callable[[], Claimed] | None = None,
     ) -> None:
-        answers = finished(rest, lambda: self._claimed(claims))
-        loop.call_soon_threadsafe(self._hand_out, asked, answers)
-        self._claims.prepare()
+        loop.call_soon_threadsafe(self._hand_out, asked, self._claimed(claims))
 
     def _claimed(self, claims: list[Claim]) -> list[Claimed | Exception]:
         try:

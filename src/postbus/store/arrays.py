@@ -1,5 +1,7 @@
 """Arrays of whole numbers as bytes: ids, places and times of a block, in 0.01 to 8 bytes a number.
 
+Columns come back as bytes, as their digits in JSON, or, where the database has arrays of its own, as lists.
+
 The first byte names the form: a run (`base`, `step` and `count`), or a base followed by the distance of each number
 from the one before, in the smallest width that holds all of them. Run times are kept as 32-bit floats.
 """
@@ -35,8 +37,12 @@ def pack(numbers: Sequence[int]) -> bytes:
     return form.encode() + HEAD.pack(first) + values.tobytes()
 
 
-def unpack(data: bytes) -> Sequence[int]:
-    """Return the numbers that `pack` was given."""
+def unpack(data: bytes | str | Sequence[int]) -> Sequence[int]:
+    """Return the numbers that `pack` was given, or that the column holds."""
+    if isinstance(data, str):
+        data = bytes.fromhex(data)
+    if not isinstance(data, bytes):
+        return data
     form = data[:1]
     if form == RUN:
         first, step, count = RUN_BODY.unpack_from(data, 1)
@@ -58,12 +64,14 @@ def pack_floats(values: Iterable[float]) -> bytes:
     return floats.tobytes()
 
 
-def unpack_floats(data: bytes) -> list[float]:
+def unpack_floats(data: bytes | Sequence[float]) -> list[float]:
     """Return values as they were packed, rounded to the microsecond that a time in milliseconds is kept to."""
-    floats = array("f")
-    floats.frombytes(data)
-    if sys.byteorder == "big":
-        floats.byteswap()
+    floats: Sequence[float] = data
+    if isinstance(data, bytes):
+        floats = array("f")
+        floats.frombytes(data)
+        if sys.byteorder == "big":
+            floats.byteswap()
     return [round(value, 3) for value in floats]
 
 
@@ -72,6 +80,6 @@ def pack_bits(bits: int, count: int) -> bytes:
     return bits.to_bytes((count + 7) // 8, "little")
 
 
-def unpack_bits(data: bytes) -> int:
+def unpack_bits(data: bytes | str | None) -> int:
     """Return the set of places as an integer."""
-    return int.from_bytes(data, "little")
+    return int.from_bytes(bytes.fromhex(data) if isinstance(data, str) else data or b"", "little")

@@ -119,6 +119,8 @@ class SqlStore(ABC):
         self._liveness = liveness
         self._lock = threading.Lock()
         self._watches: list[Watch] = []
+        self._owed: list[tuple[list[Lease], str]] = []
+        """What was leased to a claim that nobody got, and is to be handed back when the store can be used again."""
 
     def _usable(self) -> None:
         if self._closed:
@@ -205,7 +207,9 @@ class SqlStore(ABC):
             return [self._claimed(claim, won) for claim, won in zip(claims, wons, strict=True)]
         except BaseException:
             for claim, won in zip(claims, wons, strict=True):
-                self.release([each.lease(claim.subscription) for each in won.taken], claim.worker_id)
+                self._owed.append(([each.lease(claim.subscription) for each in won.taken], claim.worker_id))
+            with suppress(StoreUnavailable):
+                self._pay_back()
             raise
 
     def _claim_again(self, claims: Sequence[Claim], wons: list[Won]) -> list[Won]:
@@ -237,8 +241,8 @@ class SqlStore(ABC):
         ids = [each.event_id for each in won.taken]
         rows, left = won.rows, list[int]()
         if not rows:
-            with self._read() as session:
-                rows, left = lookups.rows_of(session.db, ids)
+            with self._glance() as db:
+                rows, left = lookups.rows_of(db, ids)
         kept = len(ids) - len(left)
         loaded, damaged = _deliveries(claim, won, won.taken[:kept], rows)
         if left:
@@ -263,7 +267,13 @@ class SqlStore(ABC):
         self._wake()
         return count
 
+    def _pay_back(self) -> None:
+        while self._owed:
+            self.release(*self._owed[-1])
+            self._owed.pop()
+
     def expire(self, owners: Iterable[str] | None, policy: RetryPolicy, limit: int = 10_000) -> int:
+        self._pay_back()
         wanted = None if owners is None else tuple(owners)
         if wanted is None and not self._any_overdue():
             return 0
@@ -539,8 +549,8 @@ class SqlStore(ABC):
         def clean(session: Session) -> int:
             before = session.now - DEDUP_WINDOW // timedelta(microseconds=1)
             removed = session.db.count("drop_old_uids", (before, TIDY_UIDS))
-            if session.db.value("count_kinds") > SPARE_KINDS and (unused := session.db.count("drop_unused_kinds")):
-                removed += unused
+            if session.db.value("count_kinds") > SPARE_KINDS and session.db.run("lock_kinds"):
+                removed += session.db.count("drop_unused_kinds")
                 bump(session)
             return removed + staging.tidied(session)
 

@@ -155,8 +155,8 @@ class Catalog:
             raise UnsafeStore(f"the store names subscription {number}, which never was") from None
 
     def wants(self, name: str, type_: str, tags: str) -> bool:
-        """Return whether a subscription wants events of a type with these tags, joined by commas."""
-        return self._wanted[name].wants(type_, tags)
+        """Return whether a subscription wants events of a type with these tags; one that was deleted wants nothing."""
+        return name in self._wanted and self._wanted[name].wants(type_, tags)
 
     # ── kinds ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -175,9 +175,9 @@ class Catalog:
 
     def kind(self, db: Database, identity: int) -> Kind:
         """Return a kind by its id; raise UnsafeStore if it is not there."""
-        if identity not in self._kinds:  # added since this transaction began, where others write at the same time
-            self.forget()
-            self.refresh(db)
+        if identity not in self._kinds:
+            for row in db.run("kind", (identity,)):
+                self._remember(Kind(*row))
         try:
             return self._kinds[identity]
         except KeyError:

@@ -21,7 +21,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol
 
 from postbus.breaker import BreakerState
 from postbus.errors import LeaseLost, NotFound
@@ -62,8 +62,6 @@ __all__ = [
     "Burial",
     "Claim",
     "Claimed",
-    "Courier",
-    "Couriers",
     "DeadFilter",
     "Failure",
     "Fault",
@@ -87,10 +85,6 @@ PAGE_BYTES: Final = 4 * MAX_PAYLOAD
 """How many bytes of events and errors one read returns, but for the last event, which may go beyond."""
 
 
-A_contra = TypeVar("A_contra", contravariant=True)
-R_co = TypeVar("R_co", covariant=True)
-
-
 @dataclass(frozen=True, slots=True)
 class Claim:
     """Who asks for deliveries, for which of them, and on which terms."""
@@ -110,6 +104,8 @@ class Claim:
     """How many attempts an expired delivery has, unless its event or subscription says otherwise."""
     alone: bool = True
     """The claimer holds nothing else, so that it may take a suspect (one, and nothing beside it)."""
+    free: int | None = None
+    """How many to take at most of those that may not be tried again; None: as many as others."""
     shared: bool = False
     """Lease what it takes as one block, which is extended as a whole, and expires as a whole if nobody extends it.
 
@@ -337,15 +333,7 @@ class Transaction(Protocol):
 
 
 class WouldWait(Exception):  # noqa: N818  no error: it is done again where one may wait
-    """Raised inside `Store.hurried`, and by couriers, for what would have to wait; nothing of it was done.
-
-    But for what comes with a `rest` to be done: then it is that which would have to wait.
-    """
-
-    def __init__(self, rest: Callable[[], Any] | None = None) -> None:
-        """Leave all to be done, or a rest that returns the answer."""
-        super().__init__()
-        self.rest = rest
+    """Raised inside `Store.hurried` for what would have to wait; nothing of it was done."""
 
 
 class Watch(Protocol):
@@ -362,47 +350,6 @@ class Watch(Protocol):
     def close(self) -> None:
         """Give back what the watch holds; a `wait` in another thread returns."""
         ...
-
-
-class Courier(Protocol[A_contra, R_co]):
-    """Asks one thing at a time of a server for an event loop, which has better to do than to wait for the answer."""
-
-    ready: bool
-    """Whether it can ask; else `prepare` it."""
-
-    def prepare(self) -> None:
-        """Get ready; may wait, and is not to be used meanwhile."""
-        ...
-
-    def send(self, item: A_contra) -> bool:
-        """Ask for something; return False, with nothing done, if it is to be asked for the ordinary way.
-
-        Raises as the ordinary way does.
-        """
-        ...
-
-    def fileno(self) -> int:
-        """Return where the answer to what was asked comes in."""
-        ...
-
-    def answer(self, *, wait: bool = False) -> tuple[R_co] | None:
-        """Return what came of it, or None as long as that is not known and not to be waited for; raise as usual.
-
-        Raises WouldWait if nothing came of it, with nothing done, or if something is left to do.
-        """
-        ...
-
-    def close(self) -> None:
-        """Forget what is on its way; what becomes of it nobody learns."""
-        ...
-
-
-class Couriers(NamedTuple):
-    """One for each of the things that come most, and come alone."""
-
-    publish: Courier[list[Draft], list[Event]]
-    claim: Courier[Claim, Claimed]
-    report: Courier[Report, Reported]
 
 
 class Reader(Watch, Protocol):
@@ -458,21 +405,14 @@ class Store(Protocol):
         """
         ...
 
-    def couriers(self) -> Couriers | None:
-        """Return what asks a server past the threads for what comes alone; None where that cannot be, or there is none.
-
-        They are the caller's to close.
-        """
-        ...
-
     def publish(self, drafts: Sequence[Draft]) -> list[Event]:
         """Append events to the log; every subscription that wants them gets them.
 
         All or nothing, in the order given; ids rise in that order. A draft whose supplied uid is known already
         stores nothing and returns the first event; with another body it raises InvalidEventError (I2, I3).
 
-        On SQLite nothing else is written, so that publishing costs the same however many subscriptions there are.
-        PostgreSQL still writes a row for each queue subscription that wants an event.
+        Nothing is written but events and supplied uids, so that publishing costs the same however many subscriptions
+        there are.
         """
         ...
 
@@ -505,19 +445,23 @@ class Store(Protocol):
         Each gets a new epoch and one more attempt, and belongs to nobody else until its lease ends (I7). A suspect
         goes before all others, if the claimer may take one. A paused subscription yields nothing.
 
-        Among equal priorities, SQLite takes deliveries that wait one by one (delayed, retried, handed back) by due
-        time and id, and then new events by id; PostgreSQL takes both by due time and id.
+        Among equal priorities, deliveries that wait one by one (delayed, retried, handed back) come by due time and id,
+        and then new events by id. Those of negative priority come when there are no new events left.
 
         A claim that finds nothing ends the leases that have run out, as `expire` does, and looks again; so a program
-        with its own loop needs no other process. PostgreSQL ends those that a claim meets on its way.
+        with its own loop needs no other process.
 
-        Never waits for events. On SQLite it looks at about 4,096 new events, and for a fifth of a second, at most: it
-        may return nothing although something is due farther on, and then says so by `more`.
+        Never waits for events. It looks at new ones for a fifth of a second at most in one transaction, and as long as
+        it has found none, in further ones for about a second: it may return nothing although something is due farther
+        on, and then says so by `more`.
         """
         ...
 
     def claim_all(self, claims: Sequence[Claim]) -> list[Claimed]:
-        """Claim for several workers, in their order, in one transaction."""
+        """Claim for several workers, in their order, in one transaction as far as none has to wait for another process.
+
+        A claim that has found nothing yet is continued once.
+        """
         ...
 
     def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
@@ -525,8 +469,7 @@ class Store(Protocol):
 
         The epoch is the fence: one that has passed changes nothing (I8). A lease that ran out is good until it is
         ended. After that, and until the delivery is claimed again, Done, DoneWithErrors and Dead are still accepted; a
-        Retry is LOST, since the delivery is due again already (on PostgreSQL it is accepted too). A settlement that
-        loses does not stop its neighbours.
+        Retry is LOST, since the delivery is due again already. A settlement that loses does not stop its neighbours.
         """
         ...
 
@@ -554,7 +497,7 @@ class Store(Protocol):
         ...
 
     def reset(self, event_id: int, subscription: str, reason: str, actor: str) -> None:
-        """Make a leased or scheduled delivery due now; a leased one draws a new epoch and keeps its attempts.
+        """Make a leased or scheduled delivery due now; a leased one loses its lease and keeps its attempts.
 
         Raises NotFound if there is no such event, Conflict if the delivery is dead or finished.
         """
@@ -564,9 +507,12 @@ class Store(Protocol):
         """End leases that have run out, or, with `owners`, those of processes known to be dead; return how many.
 
         Each delivery is pending again as a suspect, its attempt used, or dead if that was the last attempt allowed
-        (I12); the end is recorded as EXPIRED, or FAILED for a dead one. `limit` bounds how many leases one call looks
-        at; a block of many deliveries counts as one. `policy` tells how many attempts there are where neither the
-        event nor its subscription does. Every process with a running bus calls this about once a second.
+        (I12); the end is recorded as EXPIRED, or FAILED for a dead one. `limit` bounds how many deliveries one call
+        looks at, but for the rest of the last block. `policy` tells how many attempts there are where neither the event
+        nor its subscription does. Every process with a running bus calls this about once a second.
+
+        Without `owners`, PostgreSQL also hands back what a claim was given whose answer was lost, and looks for events
+        that were committed too late for a cursor to remember them; those it finds are due then, and are counted.
         """
         ...
 
@@ -738,7 +684,7 @@ class Store(Protocol):
         A queue goes back only. Every event behind the position that it wants comes again with all its attempts, also
         if it was completed, dead or purged, but not if it was erased. Deliveries behind the position that are pending,
         dead or leased are gone, and their leases lost. One REPLAYED entry, on the event at the position, tells from
-        where, to where, and how many events come again, counted up to 10,000. PostgreSQL refuses to rewind a queue.
+        where, to where, and how many events come again, counted up to 10,000.
 
         Raises InvalidRequest for a position that was pruned or lies beyond the log (of a queue: beyond its own), and
         for a Spark stream. `dry_run` changes nothing and returns what would follow.
@@ -851,17 +797,17 @@ class Store(Protocol):
         """Make a subscription that gets every event after `start` (now, beginning, or an id), none missed or twice.
 
         `start` is a position in the log: `now` is the last event, `beginning` lies before the first that was not
-        pruned, to which an earlier id of a queue is moved up. Nothing is copied, however long the log is; PostgreSQL
-        still writes a row for each event that a queue gets from before, and keeps publishers waiting meanwhile.
-        Raises Conflict if the name is taken, InvalidRequest if `start` is not in the log.
+        pruned, to which an earlier id of a queue is moved up. Events that are committed later, though their ids lie
+        below the last one at this moment, are not before `now`. Nothing is copied, however long the log is, and no
+        publisher waits. Raises Conflict if the name is taken, InvalidRequest if `start` is not in the log.
         """
         ...
 
     def widen_subscription(self, name: str, pattern: str, tags: Sequence[str] = ()) -> bool:
         """Let a subscription want this pattern with these tags too (none: with any); return whether that was news.
 
-        On SQLite it counts from where the subscription stands: what a queue has passed does not come, what it has
-        still to come to does, though it was published before. On PostgreSQL a queue gets what is published from now on.
+        It counts from where the subscription stands: what a queue has passed does not come, what it has still to come
+        to does, though it was published before.
         """
         ...
 
@@ -877,7 +823,7 @@ class Store(Protocol):
         """Remove a subscription and its unfinished deliveries, each recorded as DISCARDED; return how many.
 
         For the events that a queue had not come to yet, one DISCARDED entry on the last event of the log tells from
-        where, to where, and how many, counted up to 10,000. PostgreSQL records each of them.
+        where, to where, and how many, counted up to 10,000.
         """
         ...
 

@@ -28,7 +28,7 @@ from postbus.pattern import Interest
 from postbus.store.audit import PLACE_BITS, Entry, add_entries
 from postbus.store.catalog import Kind, kind_of
 from postbus.store.contract import PAGE_BYTES, Activity, Ahead, Burial, Lead, Rewound, Step
-from postbus.store.leases import Delivery
+from postbus.store.leases import Delivery, hold
 from postbus.store.records import encode_errors, followed_events, json_array
 from postbus.store.session import Row, Session, bump
 from postbus.store.unfinished import (
@@ -185,11 +185,14 @@ def checkpoint(session: Session, name: str, stream: Stream) -> Checkpoint | None
 
 def consumer(session: Session, name: str, stream: Stream, start: int) -> Checkpoint:
     """Return a Spark stream's checkpoint, made with its subscription unless there is one."""
+    session.db.run("hold_pruned")
     found = checkpoint(session, name, stream)
     if found is not None:
         return found
     if session.catalog.known_number(name) is None:
-        session.db.value("add_subscription", (name, Mode.SPARK, '["*"]', "[]", None, None, session.now))
+        if session.db.value("add_subscription", (name, Mode.SPARK, '["*"]', "[]", None, None, session.now)) is None:
+            session.catalog.refresh(session.db)  # another process has just made it
+            return consumer(session, name, stream, start)
         bump(session)
     add_checkpoint(session, name, start, stream)
     return Checkpoint(name, stream, start, _log_id(session), from_micros(session.now))
@@ -479,6 +482,7 @@ def _check_rewind(session: Session, name: str, goal: int) -> int:
 
 def rewind(session: Session, name: str, goal: int, actor: str) -> int:
     """Have a subscription go on after another position; return how many deliveries behind it were discarded."""
+    hold(session, "hold_alone", name, goal)
     if session.catalog.subscription(name).mode is Mode.QUEUE:
         return rewind_queue(session, name, goal, actor)
     _check_rewind(session, name, goal)

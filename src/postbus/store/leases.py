@@ -59,6 +59,10 @@ class Block(NamedTuple):
         """Return whether an event is leased at a place."""
         return place < len(self.ids) and self.ids[place] == event_id and not self.done >> place & 1
 
+    def leases(self, subscription: str) -> Iterator[Lease]:
+        """Go through the leases that are not settled."""
+        return (Lease(self.ids[place], subscription, self.number << PLACE_BITS | place) for place in self.left())
+
     def left(self) -> Iterator[int]:
         """Go through the places that are not settled."""
         return (place for place in range(len(self.ids)) if not self.done >> place & 1)
@@ -220,10 +224,10 @@ class Changes:
 
     def _write_arrays(self, session: Session) -> None:
         for (number, worker_id, kind), ended in self.arrays.items():
-            if len(ended) == 1:
-                ((_, held, time),) = ended
-                told = Settlement(_lease(session, held), Done(), worker_id, None, time)
-                self.entries.append(_end_entry(session, told, held, None))
+            if len(ended) == 1 or not session.db.packs:
+                for _, held, time in ended:
+                    told = Settlement(_lease(session, held), Done(), worker_id, None, time)
+                    self.entries.append(_end_entry(session, told, held, None))
                 continue
             ended.sort()
             places, helds, times = zip(*ended, strict=True)
@@ -255,14 +259,22 @@ def _lease(session: Session, held: Held) -> Lease:
     return Lease(held.event_id, session.catalog.name(held.subscription), held.epoch)
 
 
+def hold(session: Session, query: str, name: str, what: int | str) -> int:
+    """Lock deliveries of a subscription by a query; return its number, or raise NotFound if it is gone by then."""
+    catalog, number = session.catalog, session.catalog.number(name)
+    session.db.run(query, (number, what))
+    catalog.refresh(session.db)
+    return number if catalog.number(name) == number else hold(session, query, name, what)
+
+
 # ── what is leased ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def block_from_row(row: Row) -> Block:
     """Return a block from the columns of the queries that read blocks; of one event, its id alone is kept."""
     number, subscription, first_id, ids, done, owner, worker_id, due_at, claimed_at = row
-    events = unpack(bytes.fromhex(ids)) if ids else (first_id,)
-    return Block(number, subscription, events, unpack_bits(bytes.fromhex(done)), owner, worker_id, due_at, claimed_at)
+    events = unpack(ids) if ids else (first_id,)
+    return Block(number, subscription, events, unpack_bits(done), owner, worker_id, due_at, claimed_at)
 
 
 def _blocks(session: Session, leases: Iterable[Lease]) -> dict[int, Block]:
@@ -273,6 +285,7 @@ def _blocks(session: Session, leases: Iterable[Lease]) -> dict[int, Block]:
 
 def find_held(session: Session, leases: Sequence[Lease]) -> tuple[dict[Lease, Held], dict[int, Block]]:
     """Return the deliveries that the fence lets through, and the blocks: blocks are looked at first, then rows."""
+    lock(session, leases)
     blocks = _blocks(session, leases)
     bits: dict[tuple[int, int], Lease] = {}
     others: dict[tuple[int, int], Lease] = {}
@@ -345,12 +358,20 @@ def _expired(session: Session, leases: Mapping[tuple[int, int], Lease]) -> Itera
                 yield _held_row(session, number, row, lease.epoch)
 
 
+def lock(session: Session, leases: Iterable[Lease]) -> None:
+    """Lock leases for a verb that decides what becomes of them, all at once: two verbs must not wait crosswise."""
+    number = session.catalog.known_number
+    known = [(number(each.subscription), each.event_id, each.epoch) for each in leases]
+    session.db.run("lock_leases", (orjson.dumps([each for each in known if each[0] is not None]).decode(),))
+
+
 # ── settle ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def settle(session: Session, settlements: Sequence[Settlement]) -> list[Settled]:
     """Record outcomes; see the contract."""
     if len({(each.lease.event_id, each.lease.subscription) for each in settlements}) < len(settlements):
+        lock(session, [each.lease for each in settlements])
         return [result for each in settlements for result in settle(session, [each])]
     results: list[Settled] = []
     for start in range(0, len(settlements), MOST_SETTLED):
@@ -753,6 +774,7 @@ def reset(session: Session, event_id: int, subscription: str, reason: str, actor
         _require_event(session, event_id)
         raise Conflict(f"event {event_id} has nothing unfinished in {subscription!r}")
     error = AttemptError("Reset", reason)
+    number = hold(session, "hold_deliveries", subscription, json_array([event_id]))
     if (found := find_lease(session, number, event_id)) is not None:
         block, place = found
         (held,) = load_held(session, [(block, place)])

@@ -1,7 +1,6 @@
 """Read single events, lists of them, and dead letters. Nothing here changes anything."""
 
 import time
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -293,7 +292,7 @@ def _completed(session: Session, number: int, status: Status, below: int) -> Fou
         else:
             found = _flawed_between(session, number, low, below)
         ended = sorted(found - live_ids(session, found, number), reverse=True)
-        if ended and low <= session.db.value("meta", ("pruned_through",)):
+        if ended and low <= int(session.db.value("meta", ("pruned_through",))):
             there = {row[0] for row in session.db.rows("present", (json_array(ended),))}
             ended = [event_id for event_id in ended if event_id in there]
         yield from ((event_id, True) for event_id in ended)
@@ -309,9 +308,9 @@ def _completed_between(session: Session, number: int, low: int, below: int) -> s
     found = {row[0] for row in db.rows("completed_between", (number, Status.COMPLETED, low, below))}
     entries: dict[int, int] = {}
     for entry, packed in db.run("completed_arrays", (number, low, below)):
-        ids = unpack(packed)
-        for place in range(bisect_left(ids, low), bisect_left(ids, below)):
-            entries[ids[place]] = max(entry + place, entries.get(ids[place], 0))
+        for event_id in unpack(packed):
+            if low <= event_id < below:
+                entries[event_id] = max(entry, entries.get(event_id, 0))
     if entries:
         later = dict(db.rows("later_ends", (number, json_array(entries), min(entries.values()))))
         found |= {event_id for event_id, entry in entries.items() if later.get(event_id, 0) < entry}

@@ -4,20 +4,19 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import fields
 from datetime import datetime, timedelta
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 from zlib import crc32
 
 import orjson
 
 from postbus.clock import from_micros, to_micros
 from postbus.errors import PostbusError, UnsafeStore
-from postbus.model import Action, AttemptError, Delivery, Event, LogEntry, Status
+from postbus.model import AttemptError, Delivery, Event, Status
 from postbus.payload import Draft, decode
 from postbus.store.session import Row
 
 __all__ = [
     "UNREADABLE",
-    "Held",
     "checksum",
     "claimed_event",
     "decode_errors",
@@ -28,7 +27,6 @@ __all__ = [
     "event_from_row",
     "followed_events",
     "json_array",
-    "log_from_row",
     "moment",
     "quick_delivery",
     "row_from_draft",
@@ -38,25 +36,6 @@ __all__ = [
 
 UNREADABLE: Final = (UnsafeStore, KeyError, OverflowError, TypeError, ValueError)
 """What reading a row may raise when the row is damaged."""
-
-
-class Held(NamedTuple):
-    """A delivery as stored, in the column order that the claiming and settling queries share."""
-
-    event_id: int
-    subscription: str
-    route: int
-    state: int
-    due_at: int | None
-    attempt: int
-    retry_count: int
-    max_retries: int | None
-    epoch: int
-    worker_id: str | None
-    errors: str | None
-    created_at: int
-    ready_at: int
-    claimed_at: int | None
 
 
 class _UnfrozenEvent:
@@ -263,14 +242,6 @@ def row_from_draft(draft: Draft, identity: int, created_at: int) -> Row:
         draft.max_retries,
         checksum(draft.uid, draft.type, tags, draft.payload),
     )
-
-
-def log_from_row(row: Row) -> LogEntry:
-    """Return an audit row from the columns of the `log_of` query."""
-    identity, event_id, subscription, action, created_at, status, *rest = row
-    with decoding():
-        told = None if status is None else Status(status)
-        return LogEntry(identity, event_id, subscription, Action(action), from_micros(created_at), told, *rest)
 
 
 def encode_errors(errors: Iterable[AttemptError]) -> str:

@@ -9,6 +9,7 @@ from postbus.model import Action, Erasable, Mode, Pruned, Status, Stream
 from postbus.store.arrays import unpack
 from postbus.store.audit import Entry, add_entries
 from postbus.store.followers import STATEMENTS, erased, span
+from postbus.store.leases import hold
 from postbus.store.records import checksum, json_array
 from postbus.store.session import Row, Session, bump
 from postbus.store.status import live_ids
@@ -86,7 +87,7 @@ def delete_subscription(session: Session, name: str, actor: str) -> int:
 
     One entry tells of all that its cursor had still to come to, and what it counts stops at 10,000.
     """
-    db, number = session.db, session.catalog.number(name)
+    db, number = session.db, hold(session, "hold_alone", name, FIRST)
     is_queue = session.catalog.subscription(name).mode is Mode.QUEUE
     count = discard_all(session, name, FIRST, actor)
     if is_queue:
@@ -205,7 +206,7 @@ def _end(row: Row) -> int:
 
 def _kept_rows(session: Session, rows: Sequence[Row], through: int) -> set[int]:
     """Return which rows of the audit log stay: those that tell of a live event, or go on beyond the position."""
-    about = {row: unpack(bytes.fromhex(ids)) if ids else (event_id,) for row, event_id, _, ids in rows}
+    about = {row: unpack(ids) if ids else (event_id,) for row, event_id, _, ids in rows}
     live = live_ids(session, sorted({event_id for ids in about.values() for event_id in ids}))
     return {each[0] for each in rows if _end(each) > through or not live.isdisjoint(about[each[0]])}
 
@@ -234,6 +235,7 @@ def erasable(session: Session, ids: Sequence[int]) -> Erasable:
 def erase(session: Session, ids: Sequence[int], actor: str) -> int:
     """Leave nothing of these but what the contract says; return how many had more, or no record of being erased."""
     db, now = session.db, session.now
+    db.run("hold_deliveries", (None, json_array(ids)))
     changed = set(ids) - erased(session, ids)
     for number, found in sorted(find_unfinished(session, ids).items()):
         discard(session, number, found, actor)

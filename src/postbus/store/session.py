@@ -12,6 +12,9 @@ Row = tuple[Any, ...]
 class Database(Protocol):
     """One connection to a database that knows its dialect's statements by name. Used by one thread at a time."""
 
+    packs: bool
+    """Whether entries of one block are packed into one row here; elsewhere the database has done so before."""
+
     def run(self, name: str, parameters: Sequence[Any] = ()) -> list[Row]:
         """Run a named query and return its rows."""
         ...

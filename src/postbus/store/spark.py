@@ -10,7 +10,7 @@ from postbus.store.audit import PLACE_BITS, Entry, add_entries
 from postbus.store.catalog import kind_of
 from postbus.store.contract import Failure, Settlement
 from postbus.store.followers import erased, span, unquoted
-from postbus.store.leases import Block, Changes, Held, Story, apply_outcome, fresh_row
+from postbus.store.leases import Block, Changes, Held, Story, apply_outcome, fresh_row, hold
 from postbus.store.records import json_array
 from postbus.store.session import Session
 from postbus.store.unfinished import find_unfinished
@@ -23,9 +23,11 @@ def divert(
 
     It is settled as if it had been leased, in a block that is never written: what a failure leads to is decided once.
     """
-    number, now = session.catalog.number(subscription), session.now
+    now = session.now
     if session.catalog.subscription(subscription).mode is Mode.QUEUE:
         raise InvalidRequest(f"{subscription!r} is a queue, which gets its events from the log: name a Spark stream")
+    session.db.run("hold_pruned")
+    number = hold(session, "hold_deliveries", subscription, json_array(sorted({each.event_id for each in failures})))
     blank = erased(session, {each.event_id for each in failures})
     told = {each.event_id: _unquoted(each) if each.event_id in blank else each for each in failures}
     stories = session.db.rows("stories", (json_array(sorted(told)),))
@@ -34,16 +36,14 @@ def divert(
     new = [row for row in stories if row[0] not in known]
     if not new:
         return 0
-    first = session.db.value("draw_numbers", (len(new),)) - len(new) + 1
-    changes = Changes({})
-    blocks: dict[int, Block] = {}
-    for block, (event_id, type_, tags, priority, _, retries, created_at) in enumerate(new, first):
+    block = session.db.value("draw_numbers", (1,))
+    changes = Changes({block: Block(block, number, [row[0] for row in new], 0, "", worker_id, now, now)})
+    for place, (event_id, type_, tags, priority, _, retries, created_at) in enumerate(new):
         failure = told[event_id]
         worker = failure.outcome.error.worker_id or worker_id
-        blocks[block] = Block(block, number, (event_id,), 0, "", worker, now, now)
         held = Held(
             event_id, number, State.LEASED, kind_of(type_, tags), priority, created_at, now, 1, 0, retries,
-            block << PLACE_BITS, worker, now, None, None, 0, has_row=False,
+            block << PLACE_BITS | place, worker, now, None, None, 0, has_row=False,
         )  # fmt: skip
         outcome = _outcome(failure.outcome, policy.max_retries if retries is None else retries)
         lease = Lease(event_id, subscription, held.epoch)
@@ -51,7 +51,6 @@ def divert(
         changes.entries.append(picked)
         settlement = Settlement(lease, outcome, worker, execution_time_ms=failure.execution_time_ms)
         apply_outcome(session, changes, settlement, held)
-    changes.blocks = blocks
     changes.write(session)
     return len(new)
 
@@ -79,7 +78,9 @@ def redeliver(session: Session, subscription: str, ids: Sequence[int], actor: st
     db, catalog, now = session
     if catalog.subscription(subscription).mode is not Mode.QUEUE:
         raise InvalidRequest(f"{subscription!r} is no queue: an ordered subscription is rewound instead")
-    number, wanted = catalog.number(subscription), sorted(set(ids))
+    wanted = sorted(set(ids))
+    db.run("hold_pruned")
+    number = hold(session, "hold_deliveries", subscription, json_array(wanted))
     stories = [Story._make(row) for row in db.rows("stories", (json_array(wanted),))]
     if gone := sorted(set(wanted) - {each.event_id for each in stories}):
         raise InvalidRequest(f"{len(gone):,} of these events were pruned, {gone[0]:,} first: publish them anew instead")

@@ -121,8 +121,8 @@ def live_ids(session: Session, ids: Collection[int], subscription: int | None = 
         "places", (json_array(ids), min(wanted), max(wanted), subscription)
     ):
         if done is not None:
-            left = unpack_bits(bytes.fromhex(done))
-            held = unpack(bytes.fromhex(events)) if events else (event_id,)
+            left = unpack_bits(done)
+            held = unpack(events) if events else (event_id,)
             found.update(wanted.intersection(each for place, each in enumerate(held) if not left >> place & 1))
         elif type_ is None or session.catalog.wants(session.catalog.name(number), type_, tags):
             found.add(event_id)

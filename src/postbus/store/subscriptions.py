@@ -27,6 +27,7 @@ def create_subscription(
     db, catalog, now = session
     if catalog.known_number(name) is not None:
         raise Conflict(f"there is a subscription {name!r} already")
+    db.run("hold_pruned")
     position = followers.start_position(session, mode, start)
     row = (
         name,
@@ -38,10 +39,12 @@ def create_subscription(
         now,
     )
     number = db.value("add_subscription", row)
+    if number is None:
+        raise Conflict(f"there is a subscription {name!r} already")
     bump(session)
     catalog.refresh(db)
     if mode is Mode.QUEUE:
-        db.run("add_cursor", (number, position))
+        db.run("add_cursor", (number, str(start) if isinstance(start, str) else str(position)))
     if mode is Mode.ORDERED:
         followers.add_checkpoint(session, name, position)
     return catalog.subscription(name)

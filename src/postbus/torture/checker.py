@@ -14,10 +14,19 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import apsw
-import psycopg
 
 from postbus.torture.history import FAIL, INVOKE, OK, UNKNOWN, Entry
-from postbus.torture.tables import DEAD, LEASED, PENDING, AuditRow, Run, StoredDelivery, audit_of, deliveries_of
+from postbus.torture.tables import (
+    DEAD,
+    LEASED,
+    PENDING,
+    AuditRow,
+    Run,
+    StoredDelivery,
+    audit_of,
+    deliveries_of,
+    reading,
+)
 
 __all__ = [
     "RULES",
@@ -197,9 +206,8 @@ def read_database(url: str) -> Database:
     """Return what is stored, as of one moment, read past the product."""
     if url.startswith("sqlite:"):
         return read_file(Path(url.removeprefix("sqlite:///")))
-    with psycopg.connect(url, options="-c search_path=postbus") as connection:
-        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-        return _read(lambda sql: connection.execute(sql.encode()), blocks=False)
+    with reading(url) as run:
+        return _read(run, postgres=True)
 
 
 def read_file(path: Path) -> Database:
@@ -214,16 +222,16 @@ def read_file(path: Path) -> Database:
 
 def read_through(connection: apsw.Connection) -> Database:
     """Return what an open SQLite file holds, and what is wrong with it."""
-    found = _read(connection.execute, blocks=True)
+    found = _read(connection.execute, postgres=False)
     damage = (row[0] for row in connection.execute("PRAGMA integrity_check"))
     return replace(found, damage=tuple(each for each in damage if each != "ok"))
 
 
-def _read(run: Run, *, blocks: bool) -> Database:
+def _read(run: Run, *, postgres: bool) -> Database:
     return Database(
         events=dict(run("SELECT id, uid FROM events")),
-        deliveries=deliveries_of(run, blocks=blocks),
-        rows=audit_of(run, arrays=blocks),
+        deliveries=deliveries_of(run, postgres=postgres),
+        rows=audit_of(run, postgres=postgres),
     )
 
 

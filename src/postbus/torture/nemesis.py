@@ -109,7 +109,8 @@ class Play:
     def _entries(self, event_id: int) -> list[AuditRow]:
         """Return the entries of the audit log on an event, in their order."""
         store = self.stage.store
-        return [each for each in audit_of(store.rows, arrays=store.is_sqlite).values() if each.event_id == event_id]
+        entries = audit_of(store.rows, postgres=not store.is_sqlite).values()
+        return [each for each in entries if each.event_id == event_id]
 
 
 Strike = Callable[[Play], None]
@@ -343,7 +344,7 @@ def cut_in_commit(play: Play) -> None:
     when = play.chance.choice(list(Cut))
     play.note(f"a connection of {role} is cut: {when.value}")
     # A lone publish or success commits itself: it is known by what it stores. Everything else says COMMIT.
-    play.doors[role].cut(when, r"COMMIT\x00|COMPLETED|trial\.\d")
+    play.doors[role].cut(when, r"COMMIT\x00|postbus_(?:finish|claim)_|trial\.\d")
     if not play.doors[role].wait(10):
         raise Late(f"no {role} came by to be cut off")
 

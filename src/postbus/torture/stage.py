@@ -21,7 +21,7 @@ from postbus.torture.cluster import Bouncer, Cluster, free_port, query
 from postbus.torture.crew import QUEUES, TABLES
 from postbus.torture.history import Entry, History, read
 from postbus.torture.proxy import Proxy
-from postbus.torture.tables import LEASED, PENDING, deliveries_of
+from postbus.torture.tables import LEASED, PENDING, deliveries_of, reading
 
 __all__ = ["Late", "Member", "Stage", "Store", "is_locked", "on_stage", "until"]
 
@@ -138,16 +138,8 @@ class Store:
 
     def unfinished(self) -> list[tuple[int, str]]:
         """Return what is still to be done, as of one moment: event and subscription."""
-        if not self.is_sqlite:
-            found = deliveries_of(self.rows, blocks=False)
-        else:
-            connection = apsw.Connection(str(self.path), flags=apsw.SQLITE_OPEN_READONLY)
-            connection.set_busy_timeout(10_000)
-            try:
-                connection.execute("BEGIN")
-                found = deliveries_of(connection.execute, blocks=True)
-            finally:
-                connection.close()
+        with reading(self.url) as run:
+            found = deliveries_of(run, postgres=not self.is_sqlite)
         return [key for key, each in found.items() if each.state in (PENDING, LEASED)]
 
     def size(self) -> int:

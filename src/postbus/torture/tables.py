@@ -1,8 +1,12 @@
 """Read the tables past the product: deliveries with their states, and the audit log entry by entry."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
+
+import apsw
+import psycopg
 
 from postbus.pattern import Interest
 from postbus.store.arrays import unpack, unpack_bits
@@ -10,6 +14,16 @@ from postbus.store.arrays import unpack, unpack_bits
 Run = Callable[[str], Iterable[tuple[Any, ...]]]
 PENDING, LEASED, DEAD, PARKED = range(4)
 PLACE_BITS: Final = 10
+ABOVE: Final = """
+    SELECT c.subscription, e.id, e.type, e.tags
+      FROM cursors AS c JOIN events AS e ON e.id > c.position AND e.erased_at IS NULL
+     WHERE NOT EXISTS (SELECT 1 FROM skips AS k WHERE k.subscription = c.subscription AND k.event_id = e.id)
+"""
+MISSING: Final = """
+    SELECT c.subscription, e.id, e.type, e.tags
+      FROM cursors AS c JOIN events AS e ON c.missing @> e.id AND e.erased_at IS NULL
+"""
+GAPS: Final = MISSING.replace("cursors AS c", "gaps AS c").replace("c.missing", "c.ids")
 
 
 class AuditRow(NamedTuple):
@@ -32,12 +46,29 @@ class StoredDelivery(NamedTuple):
     epoch: int
 
 
-def audit_of(run: Run, *, arrays: bool) -> dict[int, AuditRow]:
-    """Return the audit log by the ids of its entries; `arrays`: a row may be many."""
-    if not arrays:
-        sql = "SELECT id, event_id, subscription, action, status, attempt, epoch, worker_id FROM event_log ORDER BY id"
-        return {number: AuditRow(*row) for number, *row in run(sql)}
+@contextmanager
+def reading(url: str) -> Generator[Run]:
+    """Read a database's tables as of one moment."""
+    if not url.startswith("sqlite:"):
+        with psycopg.connect(url, options="-c search_path=postbus") as server:
+            server.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+            yield lambda sql: server.execute(sql.encode())
+        return
+    connection = apsw.Connection(url.removeprefix("sqlite:///"), flags=apsw.SQLITE_OPEN_READONLY)
+    connection.set_busy_timeout(10_000)
+    try:
+        connection.execute("BEGIN")
+        yield connection.execute
+    finally:
+        connection.close()
+
+
+def audit_of(run: Run, *, postgres: bool) -> dict[int, AuditRow]:
+    """Return the audit log by the ids of its entries."""
     names = _names(run)
+    if postgres:
+        sql = "SELECT id, event_id, subscription, action, status, attempt, epoch, worker_id FROM audit ORDER BY id"
+        return {identity: AuditRow(event_id, names[number], *rest) for identity, event_id, number, *rest in run(sql)}
     found: dict[int, AuditRow] = {}
     for row in run(
         "SELECT id, first_id, ids, places, subscription, action, status, attempt, epoch, worker_id FROM event_log "
@@ -53,23 +84,21 @@ def audit_of(run: Run, *, arrays: bool) -> dict[int, AuditRow]:
     return found
 
 
-def deliveries_of(run: Run, *, blocks: bool) -> dict[tuple[int, str], StoredDelivery]:
-    """Return what is unfinished or dead; `blocks`: as rows, in blocks, and above cursors."""
-    if not blocks:
-        sql = "SELECT event_id, subscription, state, attempt, epoch FROM deliveries"
-        return {(event_id, name): StoredDelivery(*rest) for event_id, name, *rest in run(sql)}
+def deliveries_of(run: Run, *, postgres: bool) -> dict[tuple[int, str], StoredDelivery]:
+    """Return what is unfinished or dead: as rows, in blocks, and where cursors have still to come to."""
     names = _names(run)
-    found = {(event_id, names[number]): StoredDelivery(PENDING, 0, 0) for number, event_id in _above_cursors(run)}
+    found = {(event_id, names[number]): StoredDelivery(PENDING, 0, 0) for number, event_id in _ahead(run, postgres)}
     attempts: dict[tuple[int, int], int] = {}
     for number, event_id, state, attempt in run("SELECT subscription, event_id, state, attempt FROM deliveries"):
         attempts[number, event_id] = attempt
         if state != LEASED:
             found[event_id, names[number]] = StoredDelivery(state, attempt, 0)
-    for number, subscription, first_id, ids, done in run(
-        "SELECT number, subscription, first_id, ids, done FROM blocks"
+    ids = "CASE WHEN last_id > first_id THEN ids_of(first_id, last_id, ids) END" if postgres else "ids"
+    for number, subscription, first_id, events, done in run(
+        f"SELECT number, subscription, first_id, {ids}, done FROM blocks"  # noqa: S608
     ):
         settled = unpack_bits(done)
-        for place, event_id in enumerate(unpack(ids) if ids else (first_id,)):
+        for place, event_id in enumerate(unpack(events) if events else (first_id,)):
             if not settled >> place & 1:
                 attempt = attempts.get((subscription, event_id), 1)
                 found[event_id, names[subscription]] = StoredDelivery(LEASED, attempt, number << PLACE_BITS | place)
@@ -81,19 +110,15 @@ def _names(run: Run) -> Mapping[int, str]:
     return {0: "", **dict(run(sql))}
 
 
-def _above_cursors(run: Run) -> Iterator[tuple[int, int]]:
-    """Go through (subscription, event) of what queues have still to come to."""
-    skips = set(run("SELECT subscription, event_id FROM skips"))
-    cursors = list(
-        run(
-            "SELECT s.number, c.position, s.patterns, s.tags FROM subscriptions AS s "
-            "JOIN cursors AS c ON c.subscription = s.number"
+def _ahead(run: Run, postgres: bool) -> Iterator[tuple[int, int]]:  # noqa: FBT001  as its callers have it
+    """Go through (subscription, event) of what queues have still to come to: above the cursor, or missing below it."""
+    interests = {
+        number: [Interest(each, frozenset(json.loads(tags))) for each in json.loads(patterns)]
+        for number, patterns, tags in run(
+            "SELECT number, CAST(patterns AS text), CAST(tags AS text) FROM subscriptions WHERE mode = 'queue'"
         )
-    )
-    for number, position, patterns, tags in cursors:
-        interests = [Interest(each, frozenset(json.loads(tags))) for each in json.loads(patterns)]
-        events = run(f"SELECT id, type, tags FROM events WHERE id > {position:d} AND erased_at IS NULL")  # noqa: S608
-        for event_id, type_, joined in events:
-            wanted = any(each.wants(type_, joined.split(",") if joined else ()) for each in interests)
-            if wanted and (number, event_id) not in skips:
-                yield number, event_id
+    }
+    places = [ABOVE, *((MISSING, GAPS) if postgres else ())]
+    for number, event_id, type_, joined in (row for sql in places for row in run(sql)):
+        if any(each.wants(type_, joined.split(",") if joined else ()) for each in interests[number]):
+            yield number, event_id

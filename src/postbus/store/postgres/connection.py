@@ -11,9 +11,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
-from typing import Any, Final, LiteralString, TypeVar, cast
+from typing import Any, Final, LiteralString, cast
 from urllib.parse import SplitResult, parse_qsl, quote, urlencode, urlsplit
 
+import orjson
 import psycopg
 from psycopg import conninfo, errors, generators, pq
 from psycopg.adapt import Transformer
@@ -31,7 +32,6 @@ from postbus.errors import (
 )
 from postbus.store.contract import PAGE_BYTES
 from postbus.store.queries import load_queries
-from postbus.store.session import Database as Connection
 from postbus.store.session import Row
 
 __all__ = [
@@ -41,13 +41,9 @@ __all__ = [
     "Database",
     "Sent",
     "Session",
-    "Steps",
     "Unanswered",
-    "array",
     "localized",
     "put_schema",
-    "run_steps",
-    "texts",
     "translate",
     "translated",
 ]
@@ -116,6 +112,8 @@ LONGEST: Final = 90.0
 """Seconds after which an answer is not waited for any longer: the server ends every statement before that."""
 SSL_REQUEST: Final = bytes.fromhex("00000008 04d2162f")
 """What a server answers before anything else, with one byte."""
+BATCH: Final = "jsonb_array_elements($1::jsonb)"
+"""What a statement has in it that takes all rows at once."""
 FIRST_FETCH: Final = 100
 LONGEST_FETCH: Final = 2_000
 PREPARE_AFTER: Final = 2
@@ -126,9 +124,6 @@ _names = count(1)
 Plain = str | int | None
 Asked = tuple[str, Sequence[Plain]]
 """A named query, and what it is asked with."""
-R = TypeVar("R")
-Steps = Generator[Sequence[Asked], list[Row], R]
-"""Something done by queries, whoever sends them: it yields what is to be sent, and gets the rows of the first."""
 
 
 class Unanswered(psycopg.OperationalError):
@@ -312,23 +307,15 @@ def localized(schema: str) -> dict[str, str]:
     return {name: put_schema(sql, schema) for name, sql in load_queries("postbus.store.postgres").items()}
 
 
-def array(numbers: Iterable[float | str]) -> str:
-    """Return numbers as the text of an SQL array: of a list, psycopg would choose the narrowest type that holds it."""
-    return f"{{{','.join(map(str, numbers))}}}"
-
-
-def texts(values: Iterable[str]) -> str:
-    """Return texts as the text of an SQL array, in a sixth of the time that psycopg takes for a list."""
-    return "{" + ",".join(['"' + each.replace("\\", "\\\\").replace('"', '\\"') + '"' for each in values]) + "}"
-
-
 def put_schema(sql: str, schema: str) -> str:
     """Put a schema's name in the place of `postbus` in our own SQL."""
-    return sql if schema == "postbus" else re.sub(r"\bpostbus(?=\.)|(?<=')postbus(?=')", schema, sql)
+    return sql if schema == "postbus" else re.sub(r"\bpostbus(?=\.)|(?<=['\"])postbus(?=['\"])", schema, sql)
 
 
 class Database:
     """A connection with the bus's settings. Not for two threads at once; the committer or the pool sees to that."""
+
+    packs = False
 
     def __init__(self, address: Address, *, on_rollback: Callable[[], None] = lambda: None) -> None:
         """Connect at the first use, and anew whenever the connection was lost."""
@@ -344,6 +331,11 @@ class Database:
         self._lent = False
         """Whether names are looked up as the role has it, for a statement of the caller's own."""
         self._retired = False
+
+    @property
+    def pooled(self) -> bool:
+        """Whether a transaction pooler stands before the database."""
+        return self._address.pooled
 
     @property
     def connection(self) -> Session:
@@ -431,21 +423,6 @@ class Database:
                 session.close()
                 raise Unanswered(str(error), session) from error
             raise
-
-    def run_alone(self, name: str, parameters: Sequence[Any]) -> list[Row]:
-        """Run a named query as a transaction of its own; raise Unanswered where that may have been committed."""
-        if not self._address.pooled:
-            self.ready()
-            with self.committing():
-                return self.run(name, parameters)
-        try:
-            self.begin()
-            rows = self.run(name, parameters)
-            self.commit()
-        except BaseException:
-            self.rollback()
-            raise
-        return rows
 
     def _end(self) -> None:
         # Nothing is gained by preparing it, and who watches or cuts the wire knows it by its name.
@@ -539,16 +516,6 @@ class Database:
             raise
         return sent
 
-    def prepare(self, *names: str) -> None:
-        """Get ready to `send` such queries; may have to connect."""
-        for name in names:
-            self._prepare(self.connection, name)
-
-    def is_prepared(self, *names: str) -> bool:
-        """Return whether such queries can be sent, without anything to wait for before."""
-        connection = self._connection
-        return connection is not None and all(name in self._prepared for name in names) and not _is_lost(connection)
-
     def send(self, *asked: Asked) -> "Sent":
         """Send queries as `run_at_once` does; if they are prepared, wait for nothing."""
         connection = self._open()
@@ -594,9 +561,11 @@ class Database:
         return None if row is None else row[0]
 
     def many(self, name: str, parameters: Iterable[Sequence[Any]]) -> list[Row]:
-        """Run a named query once for each row of parameters, sent all at once; return all rows it yields."""
+        """Run a named query for all rows of parameters, sent all at once; return all rows it yields."""
         given = list(parameters)
         found: list[Row] = []
+        if given and BATCH in self._sql[name]:
+            return self.run(name, (orjson.dumps([tuple(row) for row in given]).decode(),))
         if given:
             cursor = self._open().cursor()
             cursor.executemany(cast("LiteralString", self._sql[name]), given, returning=True)
@@ -608,12 +577,6 @@ class Database:
     def count(self, name: str, parameters: Sequence[Any] = ()) -> int:
         """Run a named statement and return how many rows it changed."""
         return self._open().execute(cast("LiteralString", self._sql[name]), parameters or None).rowcount
-
-    def copy(self, statement: str, parts: Iterable[str]) -> None:
-        """Send rows in COPY's text format, part by part."""
-        with self._open().cursor().copy(cast("LiteralString", statement)) as copy:
-            for part in parts:
-                copy.write(part)
 
     def _open(self) -> Session:
         """Return the connection for a statement of ours."""
@@ -734,11 +697,6 @@ class Sent:
         """Whether the first was refused because the server has it no longer prepared."""
         return self._field(pq.DiagnosticField.SQLSTATE) == FORGOTTEN
 
-    @property
-    def is_undone(self) -> bool:
-        """Whether the first has failed and left nothing behind: it may be asked again."""
-        return self._field(pq.DiagnosticField.SEVERITY_NONLOCALIZED) == b"ERROR"
-
     def _field(self, field: pq.DiagnosticField) -> bytes | None:
         first = self._first
         return None if first is None or first.status != pq.ExecStatus.FATAL_ERROR else first.error_field(field)
@@ -757,17 +715,6 @@ class Sent:
         rows = Transformer(self._connection)
         rows.set_pgresult(self._first)
         return rows.load_rows(0, self._first.ntuples, tuple)
-
-
-def run_steps(db: Connection, steps: Steps[R]) -> R:
-    """Run something that takes a query at a time, and return what it returns."""
-    rows: list[Row] | None = None
-    while True:
-        try:
-            (asked,) = next(steps) if rows is None else steps.send(rows)
-        except StopIteration as end:
-            return end.value
-        rows = db.run_plain(*asked)
 
 
 @contextmanager

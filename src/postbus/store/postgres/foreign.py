@@ -17,7 +17,7 @@ from postbus.clock import from_micros
 from postbus.errors import InvalidEventError, InvalidRequest
 from postbus.model import Event
 from postbus.payload import Draft
-from postbus.store.postgres import appending
+from postbus.store.postgres import append
 from postbus.store.postgres.connection import put_schema
 from postbus.store.records import event_from_row, row_from_draft
 from postbus.store.session import Row
@@ -27,8 +27,7 @@ __all__ = ["is_async", "on", "on_async"]
 Asked = Generator[tuple[str, dict[str, Any]], Sequence[Row], list[Event]]
 # The search path is the caller's: every name says where it is.
 APPEND: Final = """SELECT event_id, fresh, stored_at, (SELECT pg_catalog.pg_notify('postbus', ''))
-  FROM postbus.append(CAST(:batch AS pg_catalog.json), CAST(:chosen AS pg_catalog.bool),
-                      CAST(:timed AS pg_catalog.bool))"""
+  FROM postbus.append(CAST(:batch AS pg_catalog.text), CAST(:chosen AS pg_catalog.bool))"""
 KNOWN: Final = """SELECT id, uid, type, tags, key, title, description, CAST(payload AS pg_catalog.text),
        CAST(metadata AS pg_catalog.text), postbus.micros(created_at), priority, max_retries, NULL FROM postbus.events
  WHERE id OPERATOR(pg_catalog.=) CAST(:id AS pg_catalog.int8)"""
@@ -72,12 +71,12 @@ def _published(drafts: Sequence[Draft], schema: str) -> Asked:
     """Ask for the events to be stored, and to be told of at the commit; then for those that were known already."""
     if not drafts:
         return []
-    batch, chosen, timed = appending.arguments(drafts)
+    batch, chosen = append.arguments(drafts)
     if not batch.isascii():  # the connection's encoding may not have these characters
         batch = json.dumps(json.loads(batch))
-    rows = yield put_schema(APPEND, schema), {"batch": batch, "chosen": chosen, "timed": timed}
+    rows = yield put_schema(APPEND, schema), {"batch": batch, "chosen": chosen}
     events: list[Event] = []
-    for draft, each in zip(drafts, appending.events(drafts, [tuple(row)[:3] for row in rows]), strict=True):
+    for draft, each in zip(drafts, append.events(drafts, [tuple(row)[:3] for row in rows]), strict=True):
         if isinstance(each, Event):
             events.append(each)
             continue

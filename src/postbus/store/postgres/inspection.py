@@ -52,9 +52,10 @@ def _findings(db: Database, *, deep: bool) -> Iterator[Finding]:
         remedy=None if autovacuum == "on" else "ALTER SYSTEM SET autovacuum = on; SELECT pg_reload_conf();",
     )
     yield from _followers(db)
+    yield _gaps(db)
     yield from _snapshots(db)
     if deep:
-        yield _routes(db.value("lost_routes"))
+        yield _kinds(db.value("lost_kinds"))
 
 
 def _followers(db: Database) -> Iterator[Finding]:
@@ -63,6 +64,15 @@ def _followers(db: Database) -> Iterator[Finding]:
         yield Finding("followers", ok=False, message=each.told, remedy=each.remedy)
     if not late:
         yield Finding("followers", ok=True, message="no open transaction holds them back")
+
+
+def _gaps(db: Database) -> Finding:
+    """Find ids that no queue has looked for again, though the transactions that drew them have ended."""
+    old = db.value("old_gaps")
+    if not old or holders(db):
+        return Finding("queues", ok=True, message="no event that was committed late waits to be looked for")
+    told = f"{old:,} ranges of ids wait to be looked for: events in them would reach nobody"
+    return Finding("queues", ok=False, message=told, remedy="start a worker, or: postbus doctor --mend")
 
 
 def _snapshots(db: Database) -> Iterator[Finding]:
@@ -76,9 +86,9 @@ def _snapshots(db: Database) -> Iterator[Finding]:
         yield Finding("vacuum", ok=True, message="no old snapshot keeps dead rows alive")
 
 
-def _routes(lost: int) -> Finding:
+def _kinds(lost: int) -> Finding:
     if not lost:
-        return Finding("integrity", ok=True, message="every delivery's route is registered")
-    told = f"{lost:,} deliveries are filed under routes that are not registered"
+        return Finding("integrity", ok=True, message="every delivery's kind is registered")
+    told = f"{lost:,} deliveries are of kinds that are not registered"
     how = "stop the workers, restore the database from a backup, then: postbus restore-mark"
     return Finding("integrity", ok=False, message=told, remedy=how)

@@ -1,26 +1,62 @@
 -- Every statement of the PostgreSQL store, under the names the shared verbs use. Moments go in and out as microseconds.
--- Arrays of ids come as JSON text ("[1,2]"), which becomes an array by its brackets.
+-- Arrays of ids come as JSON text ("[1,2]"), which becomes an array by its brackets. What is written for many rows takes
+-- them as one JSON array of arrays. Verbs lock blocks in ascending order, then rows, each read after what guards it.
+
+-- ── catalog ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 -- name: catalog
--- Whether subscriptions have changed, the oldest transaction still open (see the table `routes`), the log's head, the
--- database's time, and the routes that may be new since the last look.
-SELECT (SELECT value::bigint FROM postbus.meta WHERE key = 'catalog'),
-       pg_snapshot_xmin(pg_current_snapshot())::text::bigint,
-       coalesce(pg_sequence_last_value('postbus.events_id_seq'), 0),
-       postbus.micros(postbus.now()),
-       (SELECT coalesce(json_agg(json_build_array(id, subscription, priority, type, tags, solo))::text, '[]')
-          FROM postbus.routes WHERE xid >= $1);
+-- Whether subscriptions have changed, no mark and no kinds (they are looked up one by one), the log's head, the time.
+SELECT (SELECT value::bigint FROM postbus.meta WHERE key = 'catalog'), $1::bigint,
+       coalesce(pg_sequence_last_value('postbus.events_id_seq'), 0), postbus.micros(postbus.now()), '[]';
+
+-- name: subscriptions
+SELECT number, name, mode, patterns::text, tags::text, paused, (extract(epoch FROM lease) * 1000000)::bigint, retry::text,
+       postbus.micros(created_at) FROM postbus.subscriptions ORDER BY name COLLATE "C";
+
+-- name: former_subscriptions
+SELECT number, name FROM postbus.former_subscriptions;
+
+-- name: add_subscription
+-- Waits for whoever is making one of this name; yields nothing if there is one then.
+INSERT INTO postbus.subscriptions (name, mode, patterns, tags, lease, retry, created_at)
+VALUES ($1, $2, $3, $4, $5::bigint * interval '1 microsecond', $6, postbus.at($7))
+    ON CONFLICT (name) DO NOTHING RETURNING number;
+
+-- name: add_cursor
+SELECT postbus.begin_cursor($1::integer, $2);
+
+-- name: former
+INSERT INTO postbus.former_subscriptions (number, name) SELECT number, name FROM postbus.subscriptions WHERE number = $1;
+
+-- name: drop_subscription
+DELETE FROM postbus.subscriptions WHERE number = $1;
+
+-- name: drop_cursor
+WITH scattered AS (DELETE FROM postbus.gaps WHERE subscription = $1)
+DELETE FROM postbus.cursors WHERE subscription = $1;
+
+-- name: kind
+SELECT id, type, tags FROM postbus.kinds WHERE id = $1;
+
+-- name: kinds_covered
+SELECT id FROM postbus.kinds WHERE postbus.covers($1::jsonb, type, tags) AND NOT postbus.covers($2::jsonb, type, tags);
+
+-- name: add_kind
+SELECT postbus.add_kinds(array_agg((r ->> 0)::bigint), array_agg(r ->> 1), array_agg(r ->> 2))
+  FROM jsonb_array_elements($1::jsonb) AS r;
+
+-- name: count_kinds
+SELECT count(*) FROM postbus.kinds;
+
+-- name: lock_kinds
+-- Nobody is just making rows, of kinds that are there already perhaps.
+SELECT 1 WHERE pg_try_advisory_xact_lock(postbus.namespace('kinds') << 48);
+
+-- name: drop_unused_kinds
+DELETE FROM postbus.kinds WHERE id = ANY (ARRAY(SELECT id FROM postbus.kinds EXCEPT SELECT kind FROM postbus.deliveries));
 
 -- name: bump_catalog
 SELECT postbus.bump();
-
--- name: subscriptions
-SELECT name, mode, patterns::text, tags::text, paused, (extract(epoch FROM lease) * 1000000)::bigint, retry::text,
-       postbus.micros(created_at) FROM postbus.subscriptions ORDER BY name COLLATE "C";
-
--- name: add_subscription
-INSERT INTO postbus.subscriptions (name, mode, patterns, tags, lease, retry, created_at)
-VALUES ($1, $2, $3, $4, $5::bigint * interval '1 microsecond', $6, postbus.at($7));
 
 -- name: set_interests
 UPDATE postbus.subscriptions SET patterns = $1, tags = $2 WHERE name = $3;
@@ -28,24 +64,10 @@ UPDATE postbus.subscriptions SET patterns = $1, tags = $2 WHERE name = $3;
 -- name: set_paused
 UPDATE postbus.subscriptions SET paused = $1 WHERE name = $2;
 
--- name: drop_subscription
-DELETE FROM postbus.subscriptions WHERE name = $1;
-
--- name: add_route
-SELECT postbus.register($1, $2, $3::integer, $4, $5, $6);
-
--- name: drop_unused_routes
--- Nothing is joined: with no index for it, and hash joins off, that would be each route against each delivery.
-DELETE FROM postbus.routes WHERE id = ANY (ARRAY(SELECT id FROM postbus.routes EXCEPT SELECT route FROM postbus.deliveries));
-
--- name: count_routes
-SELECT count(*) FROM postbus.routes;
+-- ── append ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 -- name: append
-SELECT event_id, fresh, stored_at FROM postbus.append($1, $2, $3);
-
--- name: append_one
-SELECT event_id, true, stored_at FROM postbus.append_one($1, $2, $3, $4, $5, $6, $7, $8, $9, $10);
+SELECT event_id, fresh, stored_at FROM postbus.append($1, $2);
 
 -- name: latest
 SELECT coalesce(max(id), 0) FROM postbus.events;
@@ -66,48 +88,809 @@ SELECT uid, event_id, NULL FROM postbus.dedup WHERE uid = ANY ($3::text[]);
 -- A session that is ended waits no longer for the standby; this commit does, and what was committed before comes first.
 SELECT pg_logical_emit_message(true, 'postbus', '');
 
--- name: reserve
-SELECT postbus.reserve($1::integer), postbus.micros(postbus.now());
-
--- name: sift
-SELECT postbus.sift($1::text[], $2::bigint[], ARRAY(
-    SELECT postbus.digest(g.type, g.payload, g.tags, g.key, g.title, g.description)
-      FROM unnest($3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[])
-      WITH ORDINALITY AS g (type, payload, tags, key, title, description, n) ORDER BY g.n));
-
--- name: deliver
-SELECT postbus.deliver($1::bigint[], ARRAY(SELECT postbus.at(d) FROM unnest($2::bigint[]) WITH ORDINALITY AS u (d, n)
-                                            ORDER BY n), postbus.at($3));
-
--- name: deliver_alike
-SELECT postbus.deliver_alike($1::bigint[], $2, $3, $4::integer, $5::integer, postbus.at($6));
-
--- name: deliver_to
--- What a new subscription wants of the log so far, some events at a time: (last id looked at, how many were taken).
-WITH looked AS MATERIALIZED (
-    SELECT id, type, tags, priority, max_retries, created_at FROM postbus.events WHERE id > $2 ORDER BY id LIMIT $3),
-wanted AS MATERIALIZED (
-    SELECT l.id, l.max_retries, l.created_at, l.type, postbus.sorted(l.tags) AS tags, l.priority,
-           postbus.route_id(s.name, l.priority, l.type, postbus.sorted(l.tags), false) AS route
-      FROM looked AS l JOIN postbus.subscriptions AS s
-        ON s.name = $1 AND postbus.wants(s.patterns, s.tags, l.type, l.tags)),
-registered AS (
-    INSERT INTO postbus.routes (id, subscription, priority, type, tags, solo)
-    SELECT DISTINCT w.route, $1, w.priority, w.type, w.tags, false FROM wanted AS w
-     WHERE (SELECT r.id FROM postbus.routes AS r WHERE r.id = w.route LIMIT 1) IS NULL),
-delivered AS (
-    INSERT INTO postbus.deliveries (event_id, subscription, route, due_at, ready_at, created_at, updated_at, max_retries)
-    SELECT w.id, $1, w.route, postbus.at($4), postbus.at($4), w.created_at, postbus.at($4), w.max_retries FROM wanted AS w)
-SELECT max(id) FROM looked;
-
 -- name: drop_old_uids
 DELETE FROM postbus.dedup WHERE uid = ANY (ARRAY(
     SELECT uid FROM postbus.dedup WHERE created_at < postbus.at($1) ORDER BY created_at LIMIT $2));
+
+-- name: known_uids
+SELECT uid FROM postbus.dedup WHERE uid = ANY (ARRAY(SELECT json_array_elements_text($1::json)));
+
+-- name: uid_since
+SELECT postbus.micros(created_at) FROM postbus.dedup WHERE uid = $1;
+
+-- name: notify
+SELECT pg_notify('postbus', '');
+
+-- ── claim and finish: one call each ──────────────────────────────────────────────────────────────────────────────────
+
+-- name: claim
+-- Several claims, one after the other: in one round trip, so that no client holds a cursor while it is stopped or thinks.
+SELECT c.state, c.claimed, c.policy, c.until, c.next_due, c.suspects, c.suspect, c.more, c.number, c.first_id, c.size, c.ids,
+       c.tries, c.again, c.numbers, c.lone_ids, c.lone_tries, c.lone_again, c.reached, c.reached_id, c.events
+  FROM jsonb_array_elements($1::jsonb) AS r (a)
+ CROSS JOIN LATERAL postbus.claim(
+    (a ->> 0)::integer, a -> 1, a -> 2, (a ->> 3)::integer, (a ->> 4)::integer, (a ->> 5)::boolean, (a ->> 6)::bigint,
+    (a ->> 7)::integer, a ->> 8, a ->> 9, $2, (a ->> 10)::boolean, $3::boolean, (a ->> 11)::integer, (a ->> 12)::bigint,
+    (a ->> 13)::bigint) AS c;
+
+-- name: blocks_of_token
+-- What the claim of this id was given.
+SELECT number, subscription, first_id, CASE WHEN last_id > first_id THEN postbus.ids_of(first_id, last_id, ids) END, done,
+       owner, worker_id, postbus.micros(due_at), postbus.micros(claimed_at)
+  FROM postbus.blocks WHERE token = $1;
+
+-- name: finish
+SELECT postbus.finish($1::bigint[], $2::bigint[], $3::integer[], $4::real[], $5);
+
+-- name: lock_leases
+-- All blocks ascending, then all rows ascending, of leases (subscription, event, epoch): of rows that are not in a block,
+-- only those on which expiry has left this very epoch.
+SELECT postbus.lock_leases(array_agg((r ->> 0)::integer), array_agg((r ->> 1)::bigint), array_agg((r ->> 2)::bigint))
+  FROM jsonb_array_elements($1::jsonb) AS r;
+
+-- name: some_gaps
+SELECT number FROM postbus.gaps ORDER BY number LIMIT 100;
+
+-- name: close_gap
+SELECT made FROM postbus.close_gap($1);
+
+-- ── locks of the verbs that decide what becomes of a delivery ────────────────────────────────────────────────────────
+
+-- name: hold_deliveries
+SELECT postbus.hold_deliveries($1::integer, translate($2, '[]', '{}')::bigint[]);
+
+-- name: hold_pruned
+-- How far the log was pruned stays as it is: whoever prunes waits for this transaction, and this one for who prunes.
+SELECT postbus.hold_pruned();
+
+-- name: hold_alone
+SELECT postbus.hold_alone($1::integer, $2);
+
+-- ── cursors ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+-- name: cursor
+SELECT position, looked FROM postbus.cursors WHERE subscription = $1;
+
+-- name: move_cursor
+-- Back: what was missing behind the position comes again with the rest.
+WITH cut AS (UPDATE postbus.gaps SET ids = ids * int8multirange(int8range(NULL, $1, '(]')) WHERE subscription = $3::integer)
+UPDATE postbus.cursors
+   SET position = $1, looked = $2, missing = missing * int8multirange(int8range(NULL, $1, '(]')) WHERE subscription = $3::integer;
+
+-- name: add_skips
+SELECT postbus.take_out($1::integer, translate($2, '[]', '{}')::bigint[]);
+
+-- name: is_above
+-- Whether a cursor has still to come to an event, or has passed it before it was there.
+SELECT 1 FROM postbus.cursors AS c JOIN postbus.events AS e ON e.id = $2 AND e.erased_at IS NULL
+ WHERE c.subscription = $1
+   AND (c.missing @> $2::bigint
+        OR EXISTS (SELECT 1 FROM postbus.gaps AS g WHERE g.subscription = $1 AND g.ids @> $2::bigint)
+        OR (c.position < $2
+            AND NOT EXISTS (SELECT 1 FROM postbus.skips AS k WHERE k.subscription = $1 AND k.event_id = $2)));
+
+-- ── due rows: what is left to do ─────────────────────────────────────────────────────────────────────────────────────
+
+-- name: priorities
+-- Hops from one priority that pending rows have to the next lower one.
+WITH RECURSIVE present (priority) AS (
+    (SELECT d.priority::integer FROM postbus.deliveries AS d
+      WHERE d.state = 0 AND d.subscription = $1 AND d.alone = ($2 = 1) ORDER BY d.priority DESC LIMIT 1)
+    UNION ALL
+    SELECT (SELECT d.priority::integer FROM postbus.deliveries AS d
+             WHERE d.state = 0 AND d.subscription = $1 AND d.alone = ($2 = 1) AND d.priority < present.priority
+             ORDER BY d.priority DESC LIMIT 1)
+      FROM present WHERE present.priority IS NOT NULL)
+SELECT priority FROM present WHERE priority IS NOT NULL;
+
+-- name: due_any
+SELECT event_id FROM postbus.deliveries
+ WHERE state = 0 AND subscription = $1 AND alone = ($2 = 1) AND priority = $3 AND due_at <= postbus.at($4)
+   AND (due_at, event_id) > (postbus.at(greatest($5, 0)), $6)
+ ORDER BY due_at, event_id LIMIT $7;
+
+-- name: due_kind
+SELECT event_id FROM postbus.deliveries
+ WHERE state = 0 AND subscription = $1 AND alone = ($2 = 1) AND priority = $3 AND due_at <= postbus.at($4)
+   AND (due_at, event_id) > (postbus.at(greatest($5, 0)), $6) AND kind = $8
+ ORDER BY due_at, event_id LIMIT $7;
+
+-- name: kinds_with_due
+-- Hops from one kind to the next one present in the index.
+WITH RECURSIVE present (kind) AS (
+    (SELECT d.kind FROM postbus.deliveries AS d
+      WHERE d.state = 0 AND d.subscription = $1 AND d.alone = ($2 = 1) AND d.kind > $5 ORDER BY d.kind LIMIT 1)
+    UNION ALL
+    SELECT (SELECT d.kind FROM postbus.deliveries AS d
+             WHERE d.state = 0 AND d.subscription = $1 AND d.alone = ($2 = 1) AND d.kind > present.kind
+             ORDER BY d.kind LIMIT 1)
+      FROM present WHERE present.kind IS NOT NULL)
+SELECT kind FROM present
+ WHERE kind IS NOT NULL
+   AND EXISTS (SELECT 1 FROM postbus.deliveries AS d
+                WHERE d.state = 0 AND d.subscription = $1 AND d.alone = ($2 = 1) AND d.kind = present.kind
+                  AND d.priority = $3 AND d.due_at <= postbus.at($4));
+
+-- name: retried_kinds
+WITH RECURSIVE present (kind) AS (
+    (SELECT d.kind FROM postbus.deliveries AS d
+      WHERE d.state = 0 AND NOT d.fresh AND d.subscription = $1 ORDER BY d.kind LIMIT 1)
+    UNION ALL
+    SELECT (SELECT d.kind FROM postbus.deliveries AS d
+             WHERE d.state = 0 AND NOT d.fresh AND d.subscription = $1 AND d.kind > present.kind ORDER BY d.kind LIMIT 1)
+      FROM present WHERE present.kind IS NOT NULL)
+SELECT kind FROM present WHERE kind IS NOT NULL;
+
+-- name: draw_numbers
+SELECT max(nextval('postbus.numbers')) FROM generate_series(1, $1);
+
+-- ── leases ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+-- name: blocks_by_number
+SELECT number, subscription, first_id, CASE WHEN last_id > first_id THEN postbus.ids_of(first_id, last_id, ids) END, done,
+       owner, worker_id, postbus.micros(due_at), postbus.micros(claimed_at)
+  FROM postbus.blocks WHERE number = ANY (translate($1, '[]', '{}')::bigint[]) ORDER BY number FOR UPDATE;
+
+-- name: blocks_around
+SELECT number, subscription, first_id, CASE WHEN last_id > first_id THEN postbus.ids_of(first_id, last_id, ids) END, done,
+       owner, worker_id, postbus.micros(due_at), postbus.micros(claimed_at)
+  FROM postbus.blocks WHERE subscription = $1 AND first_id <= $3 AND first_id >= $2 - 16384 AND last_id >= $2;
+
+-- name: overdue_blocks
+SELECT number, subscription, first_id, CASE WHEN last_id > first_id THEN postbus.ids_of(first_id, last_id, ids) END, done,
+       owner, worker_id, postbus.micros(due_at), postbus.micros(claimed_at)
+  FROM postbus.blocks WHERE due_at <= postbus.at($1) ORDER BY due_at LIMIT $2 FOR UPDATE SKIP LOCKED;
+
+-- name: blocks_of
+SELECT number, subscription, first_id, CASE WHEN last_id > first_id THEN postbus.ids_of(first_id, last_id, ids) END, done,
+       owner, worker_id, postbus.micros(due_at), postbus.micros(claimed_at)
+  FROM postbus.blocks WHERE owner = ANY (ARRAY(SELECT json_array_elements_text($1::json))) ORDER BY number LIMIT $2
+   FOR UPDATE SKIP LOCKED;
+
+-- name: blocks_before
+SELECT number, subscription, first_id, CASE WHEN last_id > first_id THEN postbus.ids_of(first_id, last_id, ids) END, done,
+       owner, worker_id, postbus.micros(due_at), postbus.micros(claimed_at)
+  FROM postbus.blocks WHERE number < $1 ORDER BY number LIMIT $2 FOR UPDATE;
+
+-- name: blocks_between
+-- The blocks of any subscription that may hold events of a range.
+SELECT b.number, b.subscription, b.first_id, b.ids, b.done, b.owner, b.worker_id, postbus.micros(b.due_at),
+       postbus.micros(b.claimed_at)
+  FROM postbus.subscriptions AS s
+ CROSS JOIN LATERAL (SELECT v.number, v.subscription, v.first_id, v.done, v.owner, v.worker_id, v.due_at, v.claimed_at,
+                            CASE WHEN v.last_id > v.first_id THEN postbus.ids_of(v.first_id, v.last_id, v.ids) END AS ids
+                       FROM postbus.blocks AS v
+                      WHERE v.subscription = s.number AND v.first_id <= $2 AND v.first_id > $1 - 16384 AND v.last_id >= $1
+                     OFFSET 0) AS b;
+
+-- name: blocks_below
+SELECT number, subscription, first_id, CASE WHEN last_id > first_id THEN postbus.ids_of(first_id, last_id, ids) END, done,
+       owner, worker_id, postbus.micros(due_at), postbus.micros(claimed_at)
+  FROM postbus.blocks WHERE subscription = $1 AND first_id < $2 ORDER BY first_id DESC;
+
+-- name: any_overdue
+-- Or whether ids are kept apart, to be looked for again.
+SELECT 1 WHERE EXISTS (SELECT 1 FROM postbus.blocks WHERE due_at <= postbus.at($1)) OR EXISTS (SELECT 1 FROM postbus.gaps);
+
+-- name: lease_owners
+SELECT DISTINCT owner FROM postbus.blocks;
+
+-- name: named_owners
+SELECT DISTINCT owner FROM postbus.blocks
+ UNION SELECT owner FROM postbus.handlers
+ UNION SELECT holder FROM postbus.checkpoints WHERE holder IS NOT NULL;
+
+-- name: extend
+UPDATE postbus.blocks SET due_at = postbus.at($1) WHERE number = $2;
+
+-- name: set_done
+UPDATE postbus.blocks SET done = $1 WHERE number = $2;
+
+-- name: drop_blocks
+DELETE FROM postbus.blocks WHERE number = ANY (translate($1, '[]', '{}')::bigint[]);
+
+-- name: stories
+-- What a delivery without a row is about, and nothing that may be large.
+SELECT e.id, e.type, e.tags, e.priority, postbus.micros(coalesce(e.due_at, e.created_at)), e.max_retries,
+       postbus.micros(e.created_at)
+  FROM unnest(translate($1, '[]', '{}')::bigint[]) AS wanted (id)
+ CROSS JOIN LATERAL (SELECT v.id, v.type, v.tags, v.priority, v.due_at, v.max_retries, v.created_at
+                       FROM postbus.events AS v WHERE v.id = wanted.id OFFSET 0) AS e;
+
+-- name: delivery_rows
+SELECT event_id, state, kind, priority, postbus.micros(ready_at), attempt, retry_count, max_retries, epoch, worker_id,
+       postbus.micros(claimed_at), postbus.micros(created_at), postbus.micros(last_retry_at), errors, alone::integer
+  FROM postbus.deliveries
+ WHERE subscription = $1 AND event_id = ANY (translate($3, '[]', '{}')::bigint[]) AND state = $2 ORDER BY event_id;
+
+-- name: delivery
+SELECT subscription, event_id, state, kind, priority, postbus.micros(due_at), postbus.micros(ready_at), alone::integer,
+       attempt, retry_count, max_retries, epoch, worker_id, postbus.micros(claimed_at), postbus.micros(created_at),
+       postbus.micros(updated_at), postbus.micros(died_at), postbus.micros(last_retry_at), errors, fresh::integer
+  FROM postbus.deliveries WHERE subscription = $1 AND event_id = $2 FOR UPDATE;
+
+-- name: put_delivery
+INSERT INTO postbus.deliveries (subscription, event_id, state, kind, priority, due_at, ready_at, alone, attempt,
+                                retry_count, max_retries, epoch, worker_id, claimed_at, created_at, updated_at, died_at,
+                                last_retry_at, errors, fresh)
+SELECT (r ->> 0)::integer, (r ->> 1)::bigint, (r ->> 2)::smallint, (r ->> 3)::bigint, (r ->> 4)::smallint,
+       postbus.at((r ->> 5)::bigint), postbus.at((r ->> 6)::bigint), r ->> 7 = '1', (r ->> 8)::integer,
+       (r ->> 9)::integer, (r ->> 10)::integer, (r ->> 11)::bigint, r ->> 12, postbus.at((r ->> 13)::bigint),
+       postbus.at((r ->> 14)::bigint), postbus.at((r ->> 15)::bigint), postbus.at((r ->> 16)::bigint),
+       postbus.at((r ->> 17)::bigint), r ->> 18, r ->> 19 = '1'
+  FROM jsonb_array_elements($1::jsonb) AS r ORDER BY 1, 2
+    ON CONFLICT (subscription, event_id) DO UPDATE
+   SET state = excluded.state, due_at = excluded.due_at, ready_at = excluded.ready_at, alone = excluded.alone,
+       attempt = excluded.attempt, retry_count = excluded.retry_count, epoch = excluded.epoch,
+       worker_id = excluded.worker_id, claimed_at = excluded.claimed_at, updated_at = excluded.updated_at,
+       died_at = excluded.died_at, last_retry_at = excluded.last_retry_at, errors = excluded.errors, fresh = excluded.fresh;
+
+-- name: add_delivery
+-- Nothing that is there is written over: it may be leased.
+INSERT INTO postbus.deliveries (subscription, event_id, state, kind, priority, due_at, ready_at, alone, attempt,
+                                retry_count, max_retries, epoch, worker_id, claimed_at, created_at, updated_at, died_at,
+                                last_retry_at, errors, fresh)
+SELECT (r ->> 0)::integer, (r ->> 1)::bigint, (r ->> 2)::smallint, (r ->> 3)::bigint, (r ->> 4)::smallint,
+       postbus.at((r ->> 5)::bigint), postbus.at((r ->> 6)::bigint), r ->> 7 = '1', (r ->> 8)::integer,
+       (r ->> 9)::integer, (r ->> 10)::integer, (r ->> 11)::bigint, r ->> 12, postbus.at((r ->> 13)::bigint),
+       postbus.at((r ->> 14)::bigint), postbus.at((r ->> 15)::bigint), postbus.at((r ->> 16)::bigint),
+       postbus.at((r ->> 17)::bigint), r ->> 18, r ->> 19 = '1'
+  FROM jsonb_array_elements($1::jsonb) AS r ORDER BY 1, 2
+    ON CONFLICT DO NOTHING RETURNING event_id;
+
+-- name: drop_delivery
+DELETE FROM postbus.deliveries AS d USING (
+    SELECT (r ->> 0)::integer AS subscription, (r ->> 1)::bigint AS id FROM jsonb_array_elements($1::jsonb) AS r OFFSET 0) AS g
+ WHERE d.subscription = g.subscription AND d.event_id = g.id;
+
+-- ── audit ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+-- name: log
+INSERT INTO postbus.event_log (first_id, subscription, action, created_at, status, attempt, epoch, worker_id, status_code,
+                               error_type, error_message, execution_time_ms, type, tags, priority, event_created_at,
+                               ready_at, claimed_at, retry_count, errors)
+SELECT (r ->> 0)::bigint, (r ->> 1)::integer, r ->> 2, postbus.at((r ->> 3)::bigint), r ->> 4, (r ->> 5)::integer,
+       (r ->> 6)::bigint, r ->> 7, (r ->> 8)::integer, r ->> 9, r ->> 10, (r ->> 11)::float8, r ->> 12, r ->> 13,
+       (r ->> 14)::smallint, postbus.at((r ->> 15)::bigint), postbus.at((r ->> 16)::bigint),
+       postbus.at((r ->> 17)::bigint), (r ->> 18)::integer, r ->> 19
+  FROM jsonb_array_elements($1::jsonb) AS r;
+
+-- name: arrays_of
+SELECT id, subscription, action, postbus.micros(created_at), status, epoch >> 10 << 10, worker_id,
+       postbus.ids_of(first_id, last_id, ids),
+       coalesce(places::integer[], ARRAY(SELECT generate_series((epoch & 1023)::integer, (epoch & 1023)::integer + entries - 1))),
+       times
+  FROM postbus.event_log WHERE last_id IS NOT NULL AND first_id <= $1 AND first_id >= $2 AND last_id >= $1 ORDER BY id;
+
+-- name: log_back
+SELECT id, first_id, subscription, action, postbus.micros(created_at), status, attempt, epoch, worker_id, status_code,
+       error_type, error_message, execution_time_ms
+  FROM postbus.event_log WHERE last_id IS NULL AND first_id = $1 ORDER BY id DESC;
+
+-- name: arrays_between
+SELECT id, subscription, action, postbus.micros(created_at), status, worker_id, postbus.ids_of(first_id, last_id, ids)
+  FROM postbus.event_log WHERE last_id IS NOT NULL AND first_id <= $2 AND first_id > $1 - 16384 AND last_id >= $1;
+
+-- name: ends_of
+-- What tells how an event last stood in each subscription that has no delivery of it any more.
+SELECT l.id, l.first_id, l.subscription, l.action, l.status, l.attempt, l.retry_count, postbus.micros(l.created_at),
+       l.worker_id, l.errors
+  FROM unnest(translate($1, '[]', '{}')::bigint[]) AS wanted (id)
+ CROSS JOIN LATERAL (SELECT v.id, v.first_id, v.subscription, v.action, v.status, v.attempt, v.retry_count, v.created_at,
+                            v.worker_id, v.errors FROM postbus.event_log AS v
+                      WHERE v.last_id IS NULL AND v.first_id = wanted.id
+                        AND (v.status IS NOT NULL OR v.action IN ('DISCARDED', 'ERASED')) OFFSET 0) AS l;
+
+-- name: head_audit
+SELECT postbus.head('event_log');
+
+-- name: last_audit
+SELECT id + coalesce(entries, 1) - 1 FROM postbus.event_log WHERE id <= $1 ORDER BY id DESC LIMIT 1;
+
+-- name: ahead_audit
+-- The position may lie within a row: what of that row comes before it does not count.
+SELECT coalesce(
+    (SELECT s.last - (s.upto - $3)
+       FROM (SELECT r.last, sum(r.own) OVER (ORDER BY r.id ROWS UNBOUNDED PRECEDING)::bigint AS upto
+               FROM (SELECT id, id + coalesce(entries, 1) - 1 AS last,
+                            greatest(0, least(coalesce(entries, 1), id + coalesce(entries, 1) - 1 - $1)) AS own
+                       FROM postbus.event_log WHERE id >= $1 >> 10 << 10 AND id <= $2 ORDER BY id LIMIT $3 + 1) AS r) AS s
+      WHERE s.upto >= $3 ORDER BY s.last LIMIT 1),
+    (SELECT greatest($1, id + coalesce(entries, 1) - 1) FROM postbus.event_log
+      WHERE id >= $1 >> 10 << 10 AND id <= $2 ORDER BY id DESC LIMIT 1));
+
+-- name: when_audit
+SELECT greatest(id, $1 + 1), postbus.micros(created_at) FROM postbus.event_log
+ WHERE id >= $1 >> 10 << 10 AND id + coalesce(entries, 1) - 1 > $1 ORDER BY id LIMIT 1;
+
+-- name: activity_audit
+SELECT postbus.micros(created_at) / $3::bigint, action, status,
+       sum(least(id + coalesce(entries, 1) - 1, $2) - greatest(id - 1, $1))::bigint
+  FROM postbus.event_log
+ WHERE id >= $1 >> 10 << 10 AND id + coalesce(entries, 1) - 1 > $1 AND id <= $2 AND $1 < $2 GROUP BY 1, 2, 3;
+
+-- name: since_audit
+SELECT greatest(min(id), $1 + 1) FROM postbus.event_log
+ WHERE id >= $1 >> 10 << 10 AND id + coalesce(entries, 1) - 1 > $1 AND id <= $2 AND created_at >= postbus.at($3)
+HAVING count(*) > 0;
+
+-- name: lag_audit
+-- How many rows and entries lie behind a position, in the first so many rows, and which is the last of these.
+SELECT count(*), sum(id + coalesce(entries, 1) - 1 - greatest(id - 1, $1))::bigint, max(id)
+  FROM (SELECT id, entries FROM postbus.event_log
+         WHERE id >= $1 >> 10 << 10 AND id + coalesce(entries, 1) - 1 > $1 AND id <= $2 ORDER BY id LIMIT $3) AS r;
+
+-- ── followers: what is left behind ───────────────────────────────────────────────────────────────────────────────────
+
+-- name: standing
+SELECT d.event_id, e.key, d.state FROM postbus.deliveries AS d
+ CROSS JOIN LATERAL (SELECT v.key FROM postbus.events AS v WHERE v.id = d.event_id OFFSET 0) AS e
+ WHERE d.subscription = $1 ORDER BY d.event_id;
+
+-- name: unpark
+UPDATE postbus.deliveries SET state = 0, due_at = postbus.at($1), ready_at = postbus.at($1), updated_at = postbus.at($1), fresh = false
+ WHERE subscription = $2::integer AND event_id = ANY (translate($3, '[]', '{}')::bigint[]) AND state = 3
+RETURNING event_id;
+
+-- name: erased_among
+-- The log may have been pruned since, and so may the audit log.
+SELECT asked.id FROM unnest(translate($1, '[]', '{}')::bigint[]) AS asked (id)
+ WHERE EXISTS (SELECT 1 FROM postbus.events AS e WHERE e.id = asked.id AND e.erased_at IS NOT NULL)
+    OR EXISTS (SELECT 1 FROM postbus.event_log AS l
+                WHERE l.last_id IS NULL AND l.first_id = asked.id AND l.action = 'ERASED');
+
+-- ── unfinished ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+-- name: some_deliveries
+-- Without those that are leased: their row goes with their place in a block.
+SELECT event_id, attempt FROM postbus.deliveries
+ WHERE subscription = $1 AND event_id > $2 AND state <> 1 ORDER BY event_id LIMIT $3 FOR UPDATE;
+
+-- name: many_unleased
+-- Whether there are a thousand, read off the key.
+SELECT 1 FROM postbus.deliveries WHERE subscription = $1 AND state <> 1 OFFSET 999 LIMIT 1;
+
+-- name: count_unleased
+SELECT count(*) FROM postbus.deliveries WHERE subscription = $1 AND event_id > $2 AND state <> 1;
+
+-- name: drop_deliveries_after
+DELETE FROM postbus.deliveries WHERE subscription = $1 AND event_id > $2;
+
+-- name: drop_skips_after
+DELETE FROM postbus.skips WHERE subscription = $1 AND event_id > $2;
+
+-- name: kinds_waiting
+-- Of the events that a queue's cursor would hand out in a range, how many are of which type and tags.
+SELECT type, tags, count(*) FROM postbus.events AS e
+ WHERE e.id > $2 AND e.id <= $3 AND e.erased_at IS NULL
+   AND (SELECT 1 FROM postbus.skips AS k WHERE k.subscription = $1 AND k.event_id = e.id) IS NULL
+ GROUP BY type, tags;
+
+-- name: kinds_between
+SELECT type, tags, count(*) FROM postbus.events WHERE id > $1 AND id <= $2 GROUP BY type, tags;
+
+-- ── retention ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+-- name: dead_among
+SELECT event_id, attempt FROM postbus.deliveries
+ WHERE subscription = $1 AND event_id = ANY (translate($2, '[]', '{}')::bigint[]) AND state = 2 ORDER BY event_id FOR UPDATE;
+
+-- name: revive
+UPDATE postbus.deliveries AS d
+   SET state = 0, due_at = g.now, ready_at = g.now, updated_at = g.now, last_retry_at = g.now, attempt = 0,
+       retry_count = 0, claimed_at = NULL, errors = NULL, died_at = NULL, epoch = NULL, alone = false, fresh = false
+  FROM (SELECT postbus.at((r ->> 0)::bigint) AS now, (r ->> 1)::integer AS subscription, (r ->> 2)::bigint AS id
+          FROM jsonb_array_elements($1::jsonb) AS r OFFSET 0) AS g
+ WHERE d.subscription = g.subscription AND d.event_id = g.id AND d.state = 2;
+
+-- name: behind
+-- Followers that have not come to a position of a stream; an ordered subscription without a checkpoint is at the beginning.
+SELECT s.name, coalesce(c.position, 0)
+  FROM postbus.subscriptions AS s LEFT JOIN postbus.checkpoints AS c ON c.subscription = s.name
+ WHERE coalesce(c.stream, CASE s.mode WHEN 'ordered' THEN 'events' END) = $1 AND coalesce(c.position, 0) < $2
+ ORDER BY s.name COLLATE "C";
+
+-- name: hold_beside
+-- One who prunes or erases at a time; and whoever begins to read from a position has committed it, or waits.
+WITH alone AS MATERIALIZED (SELECT pg_advisory_xact_lock(postbus.namespace('subscriptions') << 48 | 1))
+SELECT 1 FROM alone CROSS JOIN postbus.meta AS m WHERE m.key IN ('pruned_through', 'audit_pruned_through') FOR UPDATE OF m;
+
+-- name: next_ids
+SELECT id FROM postbus.events WHERE id > $1 AND id <= $2 ORDER BY id LIMIT $3;
+
+-- name: next_rows
+-- Rows of the audit log up to so many entries, the first whatever it holds, and one more.
+SELECT r.id, r.first_id, r.entries, CASE WHEN r.last_id IS NOT NULL THEN postbus.ids_of(r.first_id, r.last_id, r.ids) END
+  FROM (SELECT id, first_id, last_id, entries, ids, row_number() OVER so_far AS place, sum(entries) OVER so_far AS upto
+          FROM (SELECT id, first_id, last_id, coalesce(entries, 1) AS entries, ids FROM postbus.event_log
+                 WHERE id > $1 AND id <= $2 ORDER BY id LIMIT $3 + 1) AS l
+        WINDOW so_far AS (ORDER BY id ROWS UNBOUNDED PRECEDING)) AS r
+ WHERE r.upto - r.entries <= $3 OR r.place = 2 ORDER BY r.id;
+
+-- name: prune_events
+-- One statement looks at all places, whatever was found before ($3): its snapshot sees each event in exactly one, where two
+-- would lose it while its block explodes, or a late one is passed. `pruned_through` was raised before.
+WITH kept AS MATERIALIZED (
+    SELECT d.event_id AS id FROM postbus.subscriptions AS s
+     CROSS JOIN LATERAL (SELECT v.event_id FROM postbus.deliveries AS v
+                          WHERE v.subscription = s.number AND v.event_id > $1::bigint AND v.event_id <= $2::bigint OFFSET 0) AS d
+     UNION ALL
+    SELECT postbus.event_at(b.first_id, b.last_id, b.ids, p.place) FROM postbus.subscriptions AS s
+     CROSS JOIN LATERAL (SELECT v.* FROM postbus.blocks AS v
+                          WHERE v.subscription = s.number AND v.first_id > $1::bigint - 16384 AND v.first_id <= $2::bigint OFFSET 0) AS b
+     CROSS JOIN LATERAL generate_series(0, postbus.size_of(b.first_id, b.last_id, b.ids) - 1) AS p (place)
+     WHERE NOT postbus.is_done(b.done, p.place)
+     UNION ALL
+    SELECT e.id
+      FROM (SELECT unnest(c.missing) FROM postbus.cursors AS c UNION ALL SELECT unnest(g.ids) FROM postbus.gaps AS g) AS r (ids)
+     CROSS JOIN LATERAL (SELECT v.id FROM postbus.events AS v
+                          WHERE v.id >= greatest(lower(r.ids), $1::bigint + 1) AND v.id < least(upper(r.ids), $2::bigint + 1)
+                         OFFSET 0) AS e
+     UNION ALL
+    SELECT e.id FROM postbus.subscriptions AS s
+     CROSS JOIN LATERAL (SELECT v.position FROM postbus.cursors AS v WHERE v.subscription = s.number OFFSET 0) AS c
+     CROSS JOIN LATERAL (SELECT v.id FROM postbus.events AS v
+                          WHERE v.id > greatest(c.position, $1::bigint) AND v.id <= $2::bigint AND v.erased_at IS NULL
+                            AND postbus.wants(s.patterns, s.tags, v.type, v.tags)
+                            AND NOT EXISTS (SELECT 1 FROM postbus.skips AS k
+                                             WHERE k.subscription = s.number AND k.event_id = v.id)
+                         OFFSET 0) AS e)
+DELETE FROM postbus.events AS e
+ WHERE e.id = ANY (ARRAY(SELECT v.id FROM postbus.events AS v WHERE v.id > $1::bigint AND v.id <= $2::bigint
+                         EXCEPT SELECT k.id FROM kept AS k))
+   AND $3::text IS NOT NULL;
+
+-- name: prune_audit
+DELETE FROM postbus.event_log WHERE id > $1 AND id <= $2 AND id <> ALL (translate($3, '[]', '{}')::bigint[]);
+
+-- name: raise_pruned
+UPDATE postbus.meta SET value = greatest(value::bigint, $1::bigint)::text WHERE key = $2;
+
+-- name: blank_event
+-- The checksum is for SQLite, which keeps none of its own.
+UPDATE postbus.events AS e
+   SET payload = 'null', title = NULL, description = NULL, metadata = '{}', erased_at = coalesce(e.erased_at, g.now)
+  FROM (SELECT postbus.at((r ->> 1)::bigint) AS now, (r ->> 2)::bigint AS id FROM jsonb_array_elements($1::jsonb) AS r
+        OFFSET 0) AS g
+ WHERE e.id = g.id AND (e.erased_at IS NULL OR e.payload::text <> 'null' OR e.title IS NOT NULL
+                        OR e.description IS NOT NULL OR e.metadata::text <> '{}')
+RETURNING e.id;
+
+-- name: blank_log
+-- What failed may have quoted what it was given; what tells of a rewind, or of the end of a subscription, does not.
+UPDATE postbus.event_log AS l SET error_message = NULL, errors = NULL
+  FROM (SELECT (r ->> 0)::bigint AS id FROM jsonb_array_elements($1::jsonb) AS r OFFSET 0) AS g
+ WHERE l.last_id IS NULL AND l.first_id = g.id AND (l.error_message IS NOT NULL OR l.errors IS NOT NULL)
+   AND l.action NOT IN ('REPLAYED', 'DISCARDED')
+RETURNING l.first_id;
+
+-- name: blank_stopped
+-- What a follower said when it stopped may quote the event before which it did.
+UPDATE postbus.checkpoints SET stopped = 'erased'
+ WHERE stopped_before = ANY (ARRAY(SELECT (r ->> 0)::bigint FROM jsonb_array_elements($1::jsonb) AS r));
+
+-- name: erasable_events
+SELECT count(*) FROM unnest(translate($1, '[]', '{}')::bigint[]) AS wanted (id)
+ CROSS JOIN LATERAL (SELECT 1 FROM postbus.events AS v
+                      WHERE v.id = wanted.id AND (v.payload::text <> 'null' OR v.title IS NOT NULL
+                            OR v.description IS NOT NULL OR v.metadata::text <> '{}') OFFSET 0) AS e;
+
+-- name: erasable_log
+SELECT count(*) FROM unnest(translate($1, '[]', '{}')::bigint[]) AS wanted (id)
+ CROSS JOIN LATERAL (SELECT 1 FROM postbus.event_log AS v
+                      WHERE v.last_id IS NULL AND v.first_id = wanted.id AND (v.error_message IS NOT NULL OR v.errors IS NOT NULL)
+                        AND v.action NOT IN ('REPLAYED', 'DISCARDED') OFFSET 0) AS l;
+
+-- name: bearing
+-- No index holds uids or keys of the log: a range of it is read.
+SELECT id FROM postbus.events WHERE id > $1 AND id <= $2 AND (uid = $3::text OR key = $4::text) ORDER BY id;
+
+-- name: identities
+SELECT e.id, e.uid, e.type, e.tags
+  FROM unnest(translate($1, '[]', '{}')::bigint[]) AS wanted (id)
+ CROSS JOIN LATERAL (SELECT v.id, v.uid, v.type, v.tags FROM postbus.events AS v WHERE v.id = wanted.id OFFSET 0) AS e;
+
+-- ── Spark ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+-- name: diverted_before
+-- What has a delivery, or had one that was not discarded. Diverted deliveries have a history from the first, so that none
+-- of their ends is in an array.
+SELECT asked.id FROM unnest(translate($2, '[]', '{}')::bigint[]) AS asked (id)
+ WHERE EXISTS (SELECT 1 FROM postbus.deliveries AS d WHERE d.subscription = $1::integer AND d.event_id = asked.id)
+    OR coalesce((SELECT l.action FROM postbus.event_log AS l
+                  WHERE l.last_id IS NULL AND l.first_id = asked.id AND l.subscription = $1::integer ORDER BY l.id DESC LIMIT 1),
+                'DISCARDED') <> 'DISCARDED';
+
+-- name: add_part
+INSERT INTO postbus.parts (query, batch, created_at) VALUES ($1, $2, postbus.at($3)) RETURNING part;
+
+-- name: part
+SELECT part FROM postbus.parts WHERE part = $1;
+
+-- name: parts_of
+SELECT part FROM postbus.parts WHERE query = $1 AND batch = $2;
+
+-- name: stage
+INSERT INTO postbus.staged (part, position, uid, chosen, type, tags, key, title, description, payload, metadata, priority,
+                            max_retries, delay, at)
+SELECT (r ->> 0)::bigint, (r ->> 1)::bigint, r ->> 2, (r ->> 3)::boolean, r ->> 4, r ->> 5, r ->> 6, r ->> 7, r ->> 8,
+       (r ->> 9)::json, (r ->> 10)::json, (r ->> 11)::smallint, (r ->> 12)::integer, (r ->> 13)::bigint, (r ->> 14)::bigint
+  FROM jsonb_array_elements($1::jsonb) AS r;
+
+-- name: publish_part
+SELECT brought, fresh FROM postbus.publish_part($1, $2, $3);
+
+-- name: add_sunk
+-- Yields nothing if this batch was published before; waits for whoever is publishing it.
+INSERT INTO postbus.sunk (query, batch, brought, created_at) VALUES ($1, $2, $3, postbus.at($4))
+ON CONFLICT (query, batch) DO NOTHING
+RETURNING batch;
+
+-- name: drop_staged
+-- Some at a time: nobody is to wait long for a large part to go.
+DELETE FROM postbus.staged WHERE ctid = ANY (ARRAY(SELECT ctid FROM postbus.staged WHERE part = $1 LIMIT $2));
+
+-- name: drop_part
+DELETE FROM postbus.parts WHERE part = $1;
+
+-- name: old_parts
+SELECT part FROM postbus.parts WHERE created_at < postbus.at($1) ORDER BY part LIMIT $2;
+
+-- name: drop_stray
+-- What a task brought after its part had been dropped: no part that is still there comes before it.
+DELETE FROM postbus.staged WHERE part < (SELECT coalesce(min(part), 9223372036854775807) FROM postbus.parts);
+
+-- name: drop_old_sunk
+DELETE FROM postbus.sunk WHERE created_at < postbus.at($1);
+
+-- ── restore ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+-- name: jump
+-- Ids go on from the next multiple of a thousand million, blocks 2^30 on: above whatever was given between the backup and
+-- its restoring.
+SELECT setval('postbus.numbers', coalesce(pg_sequence_last_value('postbus.numbers'), 0) + (1::bigint << 30)),
+       setval('postbus.events_id_seq', ((greatest(coalesce(pg_sequence_last_value('postbus.events_id_seq'), 0),
+           (SELECT max(id) FROM postbus.events)) / 1000000000) + 1) * 1000000000),
+       setval('postbus.event_log_id_seq', ((greatest(coalesce(pg_sequence_last_value('postbus.event_log_id_seq'), 0),
+           (SELECT max(id) >> 10 FROM postbus.event_log)) / 1000000000) + 1) * 1000000000);
+
+-- name: set_back_cursors
+-- A cursor beyond the log would pass over what is published next.
+UPDATE postbus.cursors AS c SET position = least(c.position, l.last), looked = least(c.looked, l.last)
+  FROM (SELECT coalesce(max(id), 0) AS last FROM postbus.events) AS l;
+
+-- name: set_log_id
+UPDATE postbus.meta SET value = $1 WHERE key = 'log_id';
+
+-- ── lookups ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+-- name: above_cursors
+-- Where these events are above cursors, or missing below them, and not dealt with.
+SELECT c.subscription, e.id, e.type, e.tags, postbus.micros(coalesce(e.due_at, e.created_at)), postbus.micros(e.created_at)
+  FROM postbus.cursors AS c
+ CROSS JOIN unnest(translate($1, '[]', '{}')::bigint[]) AS wanted (id)
+ CROSS JOIN LATERAL (SELECT v.id, v.type, v.tags, v.due_at, v.created_at FROM postbus.events AS v
+                      WHERE v.id = wanted.id AND v.erased_at IS NULL OFFSET 0) AS e
+ WHERE CASE WHEN e.id > c.position
+            THEN (SELECT 1 FROM postbus.skips AS k WHERE k.subscription = c.subscription AND k.event_id = e.id) IS NULL
+            ELSE c.missing @> e.id
+                 OR EXISTS (SELECT 1 FROM postbus.gaps AS g WHERE g.subscription = c.subscription AND g.ids @> e.id) END;
+
+-- name: rows_of_events
+SELECT d.subscription, d.event_id, d.state, postbus.micros(d.due_at), d.attempt, d.retry_count,
+       postbus.micros(d.updated_at), d.worker_id, d.errors
+  FROM postbus.subscriptions AS s
+ CROSS JOIN unnest(translate($1, '[]', '{}')::bigint[]) AS wanted (id)
+ CROSS JOIN LATERAL (SELECT v.subscription, v.event_id, v.state, v.due_at, v.attempt, v.retry_count, v.updated_at,
+                            v.worker_id, v.errors FROM postbus.deliveries AS v
+                      WHERE v.subscription = s.number AND v.event_id = wanted.id OFFSET 0) AS d;
+
+-- name: places
+-- Where a subscription (none: any) still has these events: in a row, leased, or where its cursor has still to come to (the
+-- only form with type and tags). One statement: its snapshot sees each event in just one place.
+SELECT d.subscription, d.event_id, NULL, NULL, NULL, NULL
+  FROM postbus.subscriptions AS s
+ CROSS JOIN unnest(translate($1, '[]', '{}')::bigint[]) AS wanted (id)
+ CROSS JOIN LATERAL (SELECT v.subscription, v.event_id FROM postbus.deliveries AS v
+                      WHERE v.subscription = s.number AND v.event_id = wanted.id OFFSET 0) AS d
+ WHERE $4::integer IS NULL OR s.number = $4
+UNION ALL
+SELECT s.number, postbus.event_at(b.first_id, b.last_id, b.ids, p.place), NULL, NULL, NULL, NULL
+  FROM postbus.subscriptions AS s
+ CROSS JOIN LATERAL (SELECT v.first_id, v.last_id, v.ids, v.done FROM postbus.blocks AS v
+                      WHERE v.subscription = s.number AND v.first_id <= $3 AND v.first_id > $2 - 16384 AND v.last_id >= $2
+                     OFFSET 0) AS b
+ CROSS JOIN LATERAL generate_series(0, postbus.size_of(b.first_id, b.last_id, b.ids) - 1) AS p (place)
+ WHERE ($4::integer IS NULL OR s.number = $4) AND NOT postbus.is_done(b.done, p.place)
+   AND postbus.event_at(b.first_id, b.last_id, b.ids, p.place) = ANY (translate($1, '[]', '{}')::bigint[])
+UNION ALL
+SELECT c.subscription, e.id, NULL, NULL, e.type, e.tags
+  FROM postbus.cursors AS c
+ CROSS JOIN unnest(translate($1, '[]', '{}')::bigint[]) AS wanted (id)
+ CROSS JOIN LATERAL (SELECT v.id, v.type, v.tags FROM postbus.events AS v
+                      WHERE v.id = wanted.id AND v.erased_at IS NULL OFFSET 0) AS e
+ WHERE ($4::integer IS NULL OR c.subscription = $4)
+   AND CASE WHEN e.id > c.position
+            THEN (SELECT 1 FROM postbus.skips AS k WHERE k.subscription = c.subscription AND k.event_id = e.id) IS NULL
+            ELSE c.missing @> e.id
+                 OR EXISTS (SELECT 1 FROM postbus.gaps AS g WHERE g.subscription = c.subscription AND g.ids @> e.id) END;
+
+-- name: above_below
+-- What a cursor has still to come to, newest first: above it, and of what is missing what is there.
+SELECT w.id, w.type, w.tags
+  FROM ((SELECT e.id, e.type, e.tags FROM postbus.events AS e
+          WHERE e.id > (SELECT position FROM postbus.cursors WHERE subscription = $1) AND e.id < $2 AND e.erased_at IS NULL
+            AND (SELECT 1 FROM postbus.skips AS k WHERE k.subscription = $1 AND k.event_id = e.id) IS NULL
+          ORDER BY e.id DESC LIMIT $3)
+        UNION ALL
+        (SELECT e.id, e.type, e.tags
+           FROM (SELECT unnest(c.missing) AS ids FROM postbus.cursors AS c WHERE c.subscription = $1
+                 UNION ALL SELECT unnest(g.ids) FROM postbus.gaps AS g WHERE g.subscription = $1) AS r
+          CROSS JOIN LATERAL (SELECT v.id, v.type, v.tags FROM postbus.events AS v
+                               WHERE v.id >= lower(r.ids) AND v.id < least(upper(r.ids), $2) AND v.erased_at IS NULL
+                               ORDER BY v.id DESC LIMIT $3) AS e
+          ORDER BY e.id DESC LIMIT $3)) AS w
+ ORDER BY w.id DESC LIMIT $3;
+
+-- name: some_pending
+-- Off an index that has them in order of due time.
+SELECT event_id FROM postbus.deliveries WHERE state = 0 AND subscription = $1 AND event_id < $2 LIMIT $3;
+
+-- name: count_waiting
+-- Pending rows; only ordered subscriptions have parked ones, and few rows.
+SELECT count(*)
+  FROM ((SELECT 1 FROM postbus.deliveries WHERE state = 0 AND subscription = $1 LIMIT $2)
+        UNION ALL
+        (SELECT 1 FROM postbus.deliveries WHERE state = 3 AND subscription = $1 LIMIT $2)) AS counted;
+
+-- name: waiting_below
+SELECT event_id FROM postbus.deliveries WHERE subscription = $1 AND event_id < $2 AND state IN (0, 3) ORDER BY event_id DESC;
+
+-- name: dead_below
+-- Newest event first, straight off the index; the keyset is (created_at, event_id).
+SELECT event_id, subscription, postbus.micros(created_at), kind, postbus.micros(died_at) FROM postbus.deliveries
+ WHERE state = 2 AND state >= 2 AND subscription = $1
+   AND (created_at, event_id) < (postbus.at(least($2, 253402300799000000)), $3)
+ ORDER BY created_at DESC, event_id DESC;
+
+-- name: completed_top
+SELECT max(first_id) FROM postbus.event_log
+ WHERE subscription = $1 AND status = $2 AND status IN ('COMPLETED', 'COMPLETED_WITH_ERRORS') AND first_id < $3;
+
+-- name: completed_between
+-- The last entry of each event of a window, unless a later one tells of another end. An array's row stands for the first
+-- of its events here, which is right.
+SELECT c.first_id, max(c.id) FROM postbus.event_log AS c
+ WHERE c.subscription = $1::integer AND c.status = $2 AND c.status IN ('COMPLETED', 'COMPLETED_WITH_ERRORS')
+   AND c.first_id >= $3 AND c.first_id < $4
+   AND (SELECT 1 FROM postbus.event_log AS l
+         WHERE l.last_id IS NULL AND l.first_id = c.first_id AND l.id > c.id AND l.subscription = $1::integer
+           AND (l.status IS NOT NULL OR l.action IN ('DISCARDED', 'ERASED')) LIMIT 1) IS NULL
+ GROUP BY c.first_id;
+
+-- name: completed_arrays
+SELECT id, postbus.ids_of(first_id, last_id, ids) FROM postbus.event_log
+ WHERE last_id IS NOT NULL AND first_id < $3 AND first_id > $2 - 16384 AND last_id >= $2
+   AND subscription = $1 AND status = 'COMPLETED';
+
+-- name: later_ends
+-- The last entry after $3 that tells of an end of its own, by event.
+SELECT wanted.id, max(l.id)
+  FROM unnest(translate($2, '[]', '{}')::bigint[]) AS wanted (id)
+ CROSS JOIN LATERAL (SELECT v.id FROM postbus.event_log AS v
+                      WHERE v.last_id IS NULL AND v.first_id = wanted.id AND v.id > $3 AND v.subscription = $1::integer
+                        AND (v.status IS NOT NULL OR v.action IN ('DISCARDED', 'ERASED')) OFFSET 0) AS l
+ GROUP BY wanted.id;
+
+-- name: present
+SELECT e.id FROM unnest(translate($1, '[]', '{}')::bigint[]) AS wanted (id)
+ CROSS JOIN LATERAL (SELECT v.id FROM postbus.events AS v WHERE v.id = wanted.id OFFSET 0) AS e;
+
+-- name: first_events
+-- Where the first events end, and how many they are.
+SELECT max(id), count(*) FROM (SELECT id FROM postbus.events ORDER BY id LIMIT $1) AS first;
+
+-- name: dead_key
+SELECT event_id, subscription, postbus.micros(created_at), kind, postbus.micros(died_at)
+  FROM postbus.deliveries WHERE subscription = $1 AND event_id = $2 AND state = 2;
+
+-- name: dead_one
+SELECT kind, priority, attempt, errors, postbus.micros(died_at), postbus.micros(last_retry_at), postbus.micros(created_at)
+  FROM postbus.deliveries WHERE subscription = $1 AND event_id = $2 AND state = 2;
+
+-- name: last_error
+-- Without its traceback: those of many letters may be large.
+SELECT d.subscription, d.event_id,
+       CASE WHEN e.error IS NOT NULL
+            THEN json_build_array(json_build_object('type', e.error -> 'type', 'message', e.error -> 'message', 'attempt',
+                                                    e.error -> 'attempt', 'worker_id', e.error -> 'worker_id', 'at',
+                                                    e.error -> 'at', 'handler', e.error -> 'handler'))::text END
+  FROM postbus.deliveries AS d CROSS JOIN LATERAL (SELECT d.errors::json -> -1 AS error OFFSET 0) AS e
+ WHERE d.subscription = $1 AND d.event_id = $2 AND d.state = 2;
+
+-- name: dead_newest
+SELECT d.event_id, d.kind, postbus.micros(d.died_at),
+       CASE WHEN e.error IS NOT NULL
+            THEN json_build_array(json_build_object('type', e.error -> 'type', 'message', e.error -> 'message', 'attempt',
+                                                    e.error -> 'attempt', 'worker_id', e.error -> 'worker_id', 'at',
+                                                    e.error -> 'at', 'handler', e.error -> 'handler'))::text END
+  FROM postbus.deliveries AS d CROSS JOIN LATERAL (SELECT d.errors::json -> -1 AS error OFFSET 0) AS e
+ WHERE d.state = 2 AND d.state >= 2 AND d.subscription = $1 ORDER BY d.created_at DESC, d.event_id DESC LIMIT $2;
+
+-- name: count_dead
+SELECT count(*) FROM (SELECT 1 FROM postbus.deliveries WHERE state = 2 AND state >= 2 AND subscription = $1 LIMIT $2) AS counted;
+
+-- name: kinds_of
+SELECT DISTINCT e.type, e.tags FROM unnest(translate($1, '[]', '{}')::bigint[]) AS wanted (id)
+ CROSS JOIN LATERAL (SELECT v.type, v.tags FROM postbus.events AS v WHERE v.id = wanted.id OFFSET 0) AS e;
+
+-- name: backlog
+-- The next events above a cursor by type and tags, and with the first of them those that are missing below it: how many
+-- wait, how many of them until later, since when the first is due; how many these are with those dealt with early, and the
+-- last one.
+SELECT w.type, w.tags, count(*) FILTER (WHERE w.waits), count(*) FILTER (WHERE w.waits AND w.due > postbus.at($4)),
+       postbus.micros(min(w.due) FILTER (WHERE w.waits AND w.due <= postbus.at($4))), count(*), greatest(max(w.id), $2)
+  FROM ((SELECT e.id, e.type, e.tags, coalesce(e.due_at, e.created_at) AS due,
+                e.erased_at IS NULL
+                AND (SELECT 1 FROM postbus.skips AS k WHERE k.subscription = $1 AND k.event_id = e.id) IS NULL AS waits
+           FROM postbus.events AS e WHERE e.id > $2 ORDER BY e.id LIMIT $3)
+        UNION ALL
+        (SELECT e.id, e.type, e.tags, coalesce(e.due_at, e.created_at), e.erased_at IS NULL
+           FROM (SELECT unnest(c.missing) AS ids FROM postbus.cursors AS c WHERE c.subscription = $1 AND c.position = $2
+                 UNION ALL SELECT unnest(g.ids) FROM postbus.gaps AS g JOIN postbus.cursors AS c
+                     ON c.subscription = g.subscription AND c.position = $2 WHERE g.subscription = $1) AS r
+          CROSS JOIN LATERAL (SELECT v.id, v.type, v.tags, v.due_at, v.created_at, v.erased_at FROM postbus.events AS v
+                               WHERE v.id >= lower(r.ids) AND v.id < upper(r.ids) LIMIT $3 - 1) AS e
+          LIMIT $3 - 1)) AS w
+ GROUP BY w.type, w.tags;
+
+-- name: depth
+SELECT subscription, count(*), count(*) FILTER (WHERE due_at > postbus.at($1)),
+       postbus.micros(min(due_at) FILTER (WHERE due_at <= postbus.at($1)))
+  FROM postbus.deliveries WHERE state = 0 GROUP BY subscription;
+
+-- name: dead_depth
+SELECT subscription, count(*) FROM postbus.deliveries WHERE state = 2 AND state >= 2 GROUP BY subscription;
+
+-- name: parked_depth
+SELECT subscription, count(*) FROM postbus.deliveries WHERE state = 3 AND state >= 2 GROUP BY subscription;
+
+-- name: depth_by_kind
+SELECT subscription, kind, count(*) FROM postbus.deliveries WHERE state = 0 GROUP BY subscription, kind;
+
+-- name: count_completed
+-- Rows off the index, and of arrays what a row stands for beside itself.
+SELECT subscription, status, sum(n)::bigint
+  FROM (SELECT subscription, status, count(*) AS n FROM postbus.event_log
+         WHERE status IN ('COMPLETED', 'COMPLETED_WITH_ERRORS') GROUP BY subscription, status
+        UNION ALL
+        SELECT subscription, status, sum(entries - 1) FROM postbus.event_log
+         WHERE last_id IS NOT NULL AND status = 'COMPLETED' GROUP BY subscription, status) AS counted
+ GROUP BY subscription, status;
+
+-- name: recent_actions
+-- Goes back from the newest row to the first that is too old: a rate must not read the whole log.
+SELECT action, sum(coalesce(entries, 1))::bigint FROM postbus.event_log
+ WHERE id > coalesce((SELECT id FROM postbus.event_log WHERE created_at <= postbus.at($1) ORDER BY id DESC LIMIT 1), 0)
+ GROUP BY 1;
+
+-- name: recent_events
+SELECT count(*) FROM postbus.events
+ WHERE id > coalesce((SELECT id FROM postbus.events WHERE created_at <= postbus.at($1) ORDER BY id DESC LIMIT 1), 0);
+
+-- name: store_bytes
+SELECT sum(pg_total_relation_size(c.oid))::bigint FROM pg_class AS c
+ WHERE c.relnamespace = 'postbus'::regnamespace AND c.relkind IN ('r', 'p');
 
 -- name: event
 SELECT id, uid, type, tags, key, title, description, payload::text, metadata::text, postbus.micros(created_at), priority,
        max_retries, NULL
   FROM postbus.events WHERE id = $1;
+
+-- name: events_below
+SELECT id FROM postbus.events WHERE id < $1 ORDER BY id DESC;
+
+-- ── the rest ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 -- name: events_by_id
 -- The first of these events that fit into $2 bytes together, and one more; with each, the bytes of all up to it.
@@ -122,335 +905,6 @@ SELECT s.id, s.uid, s.type, s.tags, s.key, s.title, s.description, s.payload, s.
                                             o.priority, o.max_retries
                                        FROM postbus.events AS o WHERE o.id = wanted.id OFFSET 0) AS v OFFSET 0) AS e) AS s
  WHERE s.upto - s.own < $2 ORDER BY s.place;
-
--- name: due
--- What is due on some routes, each from its mark on ($3: see `Marks`). The candidates are found before any is locked: that
--- tells how many of each route are among the first. Those are then taken route by route, passing over what another worker
--- holds, so that workers never wait for each other and each gets as many as there are.
-WITH wanted AS MATERIALIZED (
-    SELECT w.route, postbus.at(w.low) AS low FROM unnest($1::bigint[], $3::bigint[]) AS w (route, low)),
-quota AS MATERIALIZED (
-    SELECT f.route, f.low, count(*) AS n
-      FROM (SELECT w.route, w.low FROM wanted AS w
-             CROSS JOIN LATERAL (SELECT d.due_at, d.event_id FROM postbus.deliveries AS d
-                                  WHERE d.route = w.route AND d.due_at BETWEEN w.low AND postbus.at($2)
-                                  ORDER BY d.due_at, d.event_id LIMIT $4) AS c
-             ORDER BY c.due_at, c.event_id LIMIT $4) AS f
-     GROUP BY f.route, f.low)
-SELECT postbus.micros(t.due_at), t.event_id, t.state, t.attempt, t.retry_count, t.place, q.route
-  FROM quota AS q
- CROSS JOIN LATERAL (SELECT d.due_at, d.event_id, d.state, d.attempt, d.retry_count, d.ctid AS place
-                       FROM postbus.deliveries AS d
-                      WHERE d.route = q.route AND d.due_at BETWEEN q.low AND postbus.at($2)
-                      ORDER BY d.due_at, d.event_id LIMIT q.n FOR UPDATE SKIP LOCKED) AS t
- ORDER BY t.due_at, t.event_id;
-
--- name: due_on
--- The same on one route.
-SELECT postbus.micros(due_at), event_id, state, attempt, retry_count, ctid, route FROM postbus.deliveries
- WHERE route = $1 AND due_at BETWEEN postbus.at($3) AND postbus.at($2)
- ORDER BY due_at, event_id LIMIT $4 FOR UPDATE SKIP LOCKED;
-
--- name: is_due
-SELECT 1 FROM postbus.deliveries WHERE route = $1 AND due_at <= postbus.at($2) LIMIT 1;
-
--- name: next_due
-SELECT postbus.micros(due_at) FROM postbus.deliveries WHERE route = $1 AND due_at > postbus.at($2) ORDER BY due_at LIMIT 1;
-
--- name: routes_with_due
--- Hops from one route to the next one present in the index: the cost is the routes that hold something, not those
--- ever registered.
-WITH RECURSIVE present (route) AS (
-    (SELECT d.route FROM postbus.deliveries AS d WHERE d.route > $1 AND d.due_at IS NOT NULL ORDER BY d.route LIMIT 1)
-    UNION ALL
-    SELECT (SELECT d.route FROM postbus.deliveries AS d WHERE d.route > present.route AND d.due_at IS NOT NULL
-             ORDER BY d.route LIMIT 1)
-      FROM present WHERE present.route IS NOT NULL)
-SELECT route FROM present
- WHERE route IS NOT NULL
-   AND EXISTS (SELECT 1 FROM postbus.deliveries AS d WHERE d.route = present.route AND d.due_at <= postbus.at($2));
-
--- name: draw_epochs
--- The last of as many as one number stands for; of more than that, none.
-SELECT CASE WHEN $1 <= 1024 THEN (nextval('postbus.epochs') << 10) + $1 - 1 END;
-
--- name: take
--- Lease a batch and write its audit rows in one statement, by the places at which this transaction has locked the rows.
--- Epochs rise in the order given; returns the first of them, and how many rows were taken.
-WITH base AS MATERIALIZED (SELECT nextval('postbus.epochs') << 10 AS epoch),
-taken AS (
-    UPDATE postbus.deliveries AS d
-       SET state = 1, tried = 1, due_at = postbus.at(t.until), epoch = (SELECT epoch FROM base) + t.n - 1,
-           attempt = d.attempt + 1, claimed_at = postbus.at($4), updated_at = postbus.at($4), worker_id = t.worker,
-           owner = t.owner
-      FROM unnest($1::tid[], $3::bigint[], $5::text[], $6::text[]) WITH ORDINALITY AS t (place, until, worker, owner, n)
-     WHERE d.ctid = t.place
-    RETURNING d.event_id, d.attempt, d.epoch, d.worker_id),
-logged AS (
-    INSERT INTO postbus.event_log (event_id, subscription, action, created_at, status, attempt, epoch, worker_id)
-    SELECT t.event_id, $2, 'PICKED', postbus.at($4), 'PROCESSING', t.attempt, t.epoch, t.worker_id FROM taken AS t)
-SELECT epoch, (SELECT count(*) FROM taken) FROM base;
-
--- name: claim_at_once
--- Lease all that some claims ask for ($6: how many; $7, $8, $9: for each who gets it, and for how long), or nothing: nothing
--- if subscriptions have changed ($1), if the subscription ($11) has a route that the caller does not know ($12; $2: see
--- `catalog`), if a suspect waits ($10), if there is less than that, or if a lease that ran out is among it. The candidates
--- are found before any is locked, by rank of their route ($5) and from its mark on ($4); some more than needed, for another
--- worker may hold the first. One that has changed since this statement began lies in another place, where this statement
--- cannot change it: it is passed over as if it were held, or nothing is taken. Payloads come along up to $13 bytes.
-WITH moment AS MATERIALIZED (
-    SELECT k.now FROM (SELECT postbus.now() AS now
-                        WHERE (SELECT value::bigint FROM postbus.meta WHERE key = 'catalog') = $1
-                          AND NOT EXISTS (SELECT 1 FROM postbus.routes AS r
-                                           WHERE r.xid >= $2 AND r.subscription = $11
-                                             AND r.id <> ALL ($12::bigint[])) OFFSET 0) AS k
-     WHERE NOT EXISTS (SELECT 1 FROM unnest($10::bigint[]) AS s (route)
-                        CROSS JOIN LATERAL (SELECT 1 FROM postbus.deliveries AS d
-                                             WHERE d.route = s.route AND d.due_at <= k.now LIMIT 1) AS suspect)),
-found AS MATERIALIZED (
-    SELECT l.place, l.due_at, l.route, l.now, row_number() OVER () AS n, count(*) OVER () AS there,
-           bool_and(l.ready) OVER () AS ready
-      FROM (SELECT d.ctid AS place, d.due_at, c.route, c.now, d.state = 0 AND d.ctid = c.place AS ready
-              FROM (SELECT w.route, w.rank, m.now, f.place, f.due_at, f.event_id
-                      FROM moment AS m
-                     CROSS JOIN unnest($3::bigint[], $4::bigint[], $5::bigint[]) AS w (route, low, rank)
-                     CROSS JOIN LATERAL (SELECT v.ctid AS place, v.due_at, v.event_id FROM postbus.deliveries AS v
-                                          WHERE v.route = w.route AND v.due_at BETWEEN postbus.at(w.low) AND m.now
-                                          ORDER BY v.due_at, v.event_id LIMIT $6 + 8) AS f
-                     ORDER BY w.rank, f.due_at, f.event_id LIMIT $6 + 8) AS c
-              JOIN postbus.deliveries AS d ON d.ctid = c.place
-             ORDER BY c.rank, c.due_at, c.event_id LIMIT $6 FOR UPDATE OF d SKIP LOCKED) AS l),
-base AS MATERIALIZED (SELECT nextval('postbus.epochs') << 10 AS epoch),
-taken AS (
-    UPDATE postbus.deliveries AS d
-       SET state = 1, tried = 1, due_at = f.now + ($9::bigint[])[f.n] * interval '1 microsecond',
-           epoch = (SELECT epoch FROM base) + f.n - 1, attempt = d.attempt + 1, claimed_at = f.now, updated_at = f.now,
-           worker_id = ($7::text[])[f.n], owner = ($8::text[])[f.n]
-      FROM found AS f
-     WHERE d.ctid = f.place AND f.there = $6 AND f.ready
-    RETURNING f.n, f.due_at, f.route, f.now, d.event_id, d.subscription, d.attempt, d.retry_count, d.epoch, d.worker_id),
-logged AS (
-    INSERT INTO postbus.event_log (event_id, subscription, action, created_at, status, attempt, epoch, worker_id)
-    SELECT t.event_id, t.subscription, 'PICKED', t.now, 'PROCESSING', t.attempt, t.epoch, t.worker_id FROM taken AS t)
-SELECT postbus.micros(s.due_at), s.route, postbus.micros(s.now), s.event_id, s.attempt, s.retry_count, s.epoch,
-       CASE WHEN s.below < $13 THEN s.id END, s.uid, s.type, s.tags, s.key, s.title, s.description,
-       CASE WHEN s.below < $13 THEN s.payload END, s.metadata, postbus.micros(s.created_at), s.priority, s.max_retries, NULL
-  FROM (SELECT t.*, e.*, sum(octet_length(e.payload)) OVER (ORDER BY t.n ROWS UNBOUNDED PRECEDING)
-                         - octet_length(e.payload) AS below
-          FROM taken AS t
-          LEFT JOIN LATERAL (SELECT v.id, v.uid, v.type, v.tags, v.key, v.title, v.description, v.payload::text AS payload,
-                                    v.metadata::text AS metadata, v.created_at, v.priority, v.max_retries
-                               FROM postbus.events AS v WHERE v.id = t.event_id OFFSET 0) AS e ON true) AS s
- ORDER BY s.n;
-
--- name: log
-INSERT INTO postbus.event_log (event_id, subscription, action, created_at, status, attempt, epoch, worker_id, status_code,
-                               error_type, error_message, execution_time_ms)
-VALUES ($1, $2, $3, postbus.at($4), $5, $6, $7, $8, $9, $10, $11, $12);
-
--- name: log_end
-INSERT INTO postbus.event_log (event_id, subscription, action, created_at, status, attempt, epoch, worker_id, status_code,
-                               error_type, error_message, execution_time_ms, type, tags, priority, event_created_at,
-                               ready_at, claimed_at, retry_count, errors)
-VALUES ($1, $2, $3, postbus.at($4), $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, postbus.at($16), postbus.at($17),
-        postbus.at($18), $19, $20);
-
--- name: finish
--- The epoch is the fence: a late worker removes no row.
-DELETE FROM postbus.deliveries WHERE event_id = $1 AND subscription = $2 AND epoch = $3;
-
--- name: finish_all
--- Finish everything that simply worked; return which (by their place among what is given), and the catalog's version. The
--- epoch is the fence, and is in the DELETE itself: a row that another transaction has changed since is looked at again as
--- it stands now; one filed under another route meanwhile, which this statement may not see, is passed over. Rows are found
--- one by one through the primary key and removed by their place, because any plan that joins the two tables might be made
--- while the queue is short and kept when it is long. $7: the moment, if it is not now.
-WITH moment AS MATERIALIZED (SELECT coalesce(postbus.at($7), postbus.now()) AS now),
-gone AS (
-    DELETE FROM postbus.deliveries AS d
-     USING (SELECT l.place, l.route, g.n, g.epoch, g.worker, g.code, g.ms, m.now
-              FROM moment AS m
-             CROSS JOIN unnest($1::bigint[], $2::text[], $3::bigint[], $4::text[], $5::integer[], $6::float8[])
-                        WITH ORDINALITY AS g (id, name, epoch, worker, code, ms, n)
-             CROSS JOIN LATERAL (SELECT v.ctid AS place, v.route FROM postbus.deliveries AS v
-                                  WHERE v.event_id = g.id AND v.subscription = g.name AND v.epoch = g.epoch OFFSET 0) AS l
-            OFFSET 0) AS t
-     WHERE d.ctid = t.place AND d.epoch = t.epoch AND d.route = t.route AND d.epoch > 0 AND d.state IN (0, 1)
-    RETURNING t.n, d.event_id, d.subscription, d.route, d.attempt, d.epoch, d.created_at, d.ready_at, d.claimed_at,
-              d.retry_count, d.max_retries, d.errors, t.worker, t.code, t.ms, t.now),
-logged AS (
-    INSERT INTO postbus.event_log (event_id, subscription, action, created_at, status, attempt, epoch, worker_id,
-                                   status_code, execution_time_ms, type, tags, priority, event_created_at, ready_at,
-                                   claimed_at, retry_count, errors)
-    SELECT g.event_id, g.subscription, 'COMPLETED', g.now, 'COMPLETED', g.attempt, g.epoch, g.worker, g.code, g.ms, w.type,
-           w.tags, w.priority, g.created_at, g.ready_at, g.claimed_at, g.retry_count, g.errors
-      FROM gone AS g
-      LEFT JOIN LATERAL (SELECT r.type, r.tags, r.priority FROM postbus.routes AS r
-                          WHERE r.id = g.route LIMIT 1) AS w ON true)
-SELECT g.n, g.attempt, g.retry_count, g.max_retries, postbus.micros(g.now),
-       (SELECT value::bigint FROM postbus.meta WHERE key = 'catalog')
-  FROM gone AS g;
-
--- name: held_all
--- What the fence lets through, for the outcomes that keep the row; locked in the order of ids.
-SELECT h.event_id, h.subscription, h.route, h.state, postbus.micros(h.due_at), h.attempt, h.retry_count, h.max_retries, h.epoch,
-       h.worker_id, h.errors, postbus.micros(h.created_at), postbus.micros(h.ready_at), postbus.micros(h.claimed_at)
-  FROM (SELECT t.id, t.name, t.epoch FROM unnest($1::bigint[], $2::text[], $3::bigint[]) AS t (id, name, epoch)
-         ORDER BY t.id, t.name) AS t
- CROSS JOIN LATERAL (SELECT d.event_id, d.subscription, d.route, d.state, d.due_at, d.attempt, d.retry_count, d.max_retries,
-                            d.epoch, d.worker_id, d.errors, d.created_at, d.ready_at, d.claimed_at
-                       FROM postbus.deliveries AS d
-                      WHERE d.event_id = t.id AND d.subscription = t.name AND d.epoch = t.epoch AND d.epoch > 0
-                        AND d.state IN (0, 1) FOR UPDATE) AS h;
-
--- name: delivery
-SELECT event_id, subscription, route, state, postbus.micros(due_at), attempt, retry_count, max_retries, epoch, worker_id,
-       errors, postbus.micros(created_at), postbus.micros(ready_at), postbus.micros(claimed_at)
-  FROM postbus.deliveries WHERE event_id = $1 AND subscription = $2 FOR UPDATE;
-
--- name: end_attempt
--- A failed or expired attempt that will be followed by another.
-UPDATE postbus.deliveries
-   SET state = 0, tried = 0, route = $1, due_at = postbus.at($2), ready_at = postbus.at($3), updated_at = postbus.at($4),
-       epoch = $5, retry_count = $6, errors = $7
- WHERE event_id = $8 AND subscription = $9 AND epoch = $10;
-
--- name: bury
-UPDATE postbus.deliveries
-   SET state = 2, tried = 2, route = $1, due_at = NULL, updated_at = postbus.at($2), epoch = $3, retry_count = $4,
-       errors = $5, died_at = postbus.at($6)
- WHERE event_id = $7 AND subscription = $8 AND epoch = $9;
-
--- name: recorded
--- Whether this very epoch has recorded an outcome before, and which.
-SELECT action, status FROM postbus.event_log
- WHERE event_id = $1 AND subscription = $2 AND epoch = $3 AND action IN ('COMPLETED', 'COMPLETED_WITH_ERRORS', 'FAILED');
-
--- name: extend
--- By their places, as `finish_all` does, and fenced in the UPDATE itself.
-UPDATE postbus.deliveries AS d SET due_at = t.until, updated_at = postbus.at($5)
-  FROM (SELECT l.place, postbus.at(g.until) AS until, g.epoch
-          FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::bigint[]) AS g (id, name, epoch, until)
-         CROSS JOIN LATERAL (SELECT v.ctid AS place FROM postbus.deliveries AS v
-                              WHERE v.event_id = g.id AND v.subscription = g.name AND v.epoch = g.epoch OFFSET 0) AS l
-        OFFSET 0) AS t
- WHERE d.ctid = t.place AND d.epoch = t.epoch AND d.state = 1
-RETURNING d.event_id, d.subscription, d.epoch;
-
--- name: release
-UPDATE postbus.deliveries
-   SET state = 0, tried = 0, due_at = postbus.at($1), ready_at = postbus.at($2), updated_at = postbus.at($3), epoch = $4,
-       attempt = attempt - 1
- WHERE event_id = $5 AND subscription = $6 AND epoch = $7 AND state = 1
-RETURNING event_id, subscription, attempt;
-
--- name: make_due
-UPDATE postbus.deliveries
-   SET state = 0, tried = tried * 0, due_at = postbus.at($1), ready_at = postbus.at($2), updated_at = postbus.at($3), epoch = $4
- WHERE event_id = $5 AND subscription = $6 AND epoch = $7;
-
--- name: any_expired
-SELECT 1 FROM postbus.deliveries WHERE tried = 1 AND due_at <= postbus.at($1) LIMIT 1;
-
--- name: expired_leases
-SELECT event_id, subscription, route, state, postbus.micros(due_at), attempt, retry_count, max_retries, epoch, worker_id,
-       errors, postbus.micros(created_at), postbus.micros(ready_at), postbus.micros(claimed_at)
-  FROM postbus.deliveries WHERE tried = 1 AND due_at <= postbus.at($1) LIMIT $2 FOR UPDATE SKIP LOCKED;
-
--- name: leases_of
-SELECT event_id, subscription, route, state, postbus.micros(due_at), attempt, retry_count, max_retries, epoch, worker_id,
-       errors, postbus.micros(created_at), postbus.micros(ready_at), postbus.micros(claimed_at)
-  FROM postbus.deliveries WHERE tried = 1 AND owner = $1 LIMIT $2 FOR UPDATE SKIP LOCKED;
-
--- name: lease_owners
-SELECT DISTINCT owner FROM postbus.deliveries WHERE tried = 1;
-
--- name: named_owners
-SELECT DISTINCT owner FROM postbus.deliveries WHERE tried = 1
- UNION SELECT owner FROM postbus.handlers
- UNION SELECT holder FROM postbus.checkpoints WHERE holder IS NOT NULL;
-
--- name: tried_routes
--- Routes with a delivery that is leased (1), or waiting for a retry (0).
-SELECT DISTINCT tried, route FROM postbus.deliveries WHERE tried IN (0, 1) AND subscription = $1;
-
--- name: unfinished
-SELECT 1 FROM postbus.deliveries WHERE event_id = $1 AND subscription = $2 AND state IN (0, 1);
-
--- name: deliveries_of
-SELECT subscription, state, postbus.micros(due_at), attempt, retry_count, postbus.micros(updated_at), worker_id, errors
-  FROM postbus.deliveries WHERE event_id = $1 ORDER BY subscription COLLATE "C";
-
--- name: log_of
-SELECT id, event_id, subscription, action, postbus.micros(created_at), status, attempt, epoch, worker_id, status_code,
-       error_type, error_message, execution_time_ms
-  FROM postbus.event_log WHERE event_id = $1 ORDER BY id;
-
--- name: log_back
-SELECT id, event_id, subscription, action, postbus.micros(created_at), status, attempt, epoch, worker_id, status_code,
-       error_type, error_message, execution_time_ms
-  FROM postbus.event_log WHERE event_id = $1 ORDER BY id DESC;
-
--- name: ends_of
--- How an event last stood in each subscription that has no delivery of it any more.
-SELECT subscription, action, status, attempt, retry_count, postbus.micros(created_at), worker_id, errors
-  FROM postbus.event_log WHERE event_id = $1 AND (status IS NOT NULL OR action = 'DISCARDED') ORDER BY id;
-
--- name: events_below
-SELECT id FROM postbus.events WHERE id < $1 ORDER BY id DESC;
-
--- name: pending_below
-SELECT event_id FROM postbus.deliveries WHERE event_id < $1 AND subscription = $2 AND state IN (0, 3) ORDER BY event_id DESC;
-
--- name: completed_below
--- A subscription deleted and made anew has its own deliveries: what the old one completed may be pending in the new.
-SELECT DISTINCT event_id FROM postbus.event_log AS l
- WHERE subscription = $2 AND status = $3 AND status IN ('COMPLETED', 'COMPLETED_WITH_ERRORS') AND event_id < $1
-   AND (SELECT 1 FROM postbus.deliveries AS d WHERE d.event_id = l.event_id AND d.subscription = $2) IS NULL
- ORDER BY event_id DESC;
-
--- name: tried
--- Leased (1) or dead (2), newest event first, straight off the index; the keyset is (created_at, event_id).
-SELECT event_id, subscription, postbus.micros(created_at), route, postbus.micros(died_at) FROM postbus.deliveries
- WHERE tried = $4 AND subscription = $1 AND (created_at, event_id) < (postbus.at(least($2, 253402300799000000)), $3)
- ORDER BY created_at DESC, event_id DESC;
-
--- name: dead_newest
--- The last error alone, and without its traceback: those of a thousand letters may be a gigabyte.
-SELECT d.event_id, d.route, postbus.micros(d.died_at),
-       CASE WHEN e.error IS NOT NULL
-            THEN json_build_array(json_build_object('type', e.error -> 'type', 'message', e.error -> 'message', 'attempt',
-                                                    e.error -> 'attempt', 'worker_id', e.error -> 'worker_id', 'at',
-                                                    e.error -> 'at', 'handler', e.error -> 'handler'))::text END
-  FROM postbus.deliveries AS d CROSS JOIN LATERAL (SELECT d.errors::json -> -1 AS error OFFSET 0) AS e
- WHERE d.tried = 2 AND d.subscription = $1 ORDER BY d.created_at DESC, d.event_id DESC LIMIT $2;
-
--- name: count_dead
-SELECT count(*) FROM (SELECT 1 FROM postbus.deliveries WHERE tried = 2 AND subscription = $1 LIMIT $2) AS counted;
-
--- name: dead_one
-SELECT event_id, subscription, route, attempt, errors, postbus.micros(died_at), postbus.micros(last_retry_at),
-       postbus.micros(created_at), epoch
-  FROM postbus.deliveries WHERE event_id = $1 AND subscription = $2 AND state = 2;
-
--- name: dead_held
-SELECT event_id, subscription, route, attempt, errors, postbus.micros(died_at), postbus.micros(last_retry_at),
-       postbus.micros(created_at), epoch
-  FROM postbus.deliveries WHERE event_id = $1 AND subscription = $2 AND state = 2 FOR UPDATE;
-
--- name: revive
-UPDATE postbus.deliveries
-   SET state = 0, tried = NULL, route = $1, due_at = postbus.at($2), ready_at = postbus.at($3), updated_at = postbus.at($4),
-       epoch = $5, attempt = 0, retry_count = 0, claimed_at = NULL, errors = NULL, died_at = NULL,
-       last_retry_at = postbus.at($6)
- WHERE event_id = $7 AND subscription = $8 AND state = 2;
-
--- name: drop_delivery
-DELETE FROM postbus.deliveries WHERE event_id = $1 AND subscription = $2;
-
--- name: some_deliveries
-SELECT event_id, attempt, epoch, worker_id FROM postbus.deliveries
- WHERE subscription = $1 AND event_id > $2 ORDER BY event_id LIMIT $3 FOR UPDATE;
 
 -- name: see_handler
 INSERT INTO postbus.handlers (id, name, subscription, pattern, tags, worker_id, owner, seen_at)
@@ -479,43 +933,8 @@ INSERT INTO postbus.breakers (name, failures) VALUES ($1, 0) ON CONFLICT (name) 
 -- name: set_breaker
 UPDATE postbus.breakers SET failures = $1, opened_at = postbus.at($2), probe_until = postbus.at($3) WHERE name = $4;
 
--- name: count_events
-SELECT count(*) FROM postbus.events;
-
--- name: depth
-SELECT subscription, state, coalesce(due_at <= postbus.at($1), false)::integer AS now, count(*), postbus.micros(min(due_at))
-  FROM postbus.deliveries GROUP BY 1, 2, 3;
-
--- name: depth_by_route
-SELECT route, count(*) FROM postbus.deliveries WHERE state = 0 GROUP BY route;
-
--- name: count_completed
-SELECT subscription, status, count(*) FROM postbus.event_log
- WHERE status IN ('COMPLETED', 'COMPLETED_WITH_ERRORS') GROUP BY 1, 2;
-
--- name: recent_actions
--- Goes back from the newest row to the first that is too old: a rate must not read the whole log.
-SELECT action, count(*) FROM postbus.event_log
- WHERE id > coalesce((SELECT id FROM postbus.event_log WHERE created_at <= postbus.at($1) ORDER BY id DESC LIMIT 1), 0)
- GROUP BY 1;
-
--- name: recent_events
-SELECT count(*) FROM postbus.events
- WHERE id > coalesce((SELECT id FROM postbus.events WHERE created_at <= postbus.at($1) ORDER BY id DESC LIMIT 1), 0);
-
--- name: store_bytes
-SELECT sum(pg_total_relation_size(c.oid))::bigint FROM pg_class AS c
- WHERE c.relnamespace = 'postbus'::regnamespace AND c.relkind IN ('r', 'p');
-
 -- name: now
 SELECT postbus.micros(postbus.now());
-
--- name: try_shut_out
--- Tried, never waited for: a waiting exclusive lock would have every publisher queue up behind it.
-SELECT pg_try_advisory_xact_lock(postbus.namespace('subscriptions') << 48);
-
--- name: notify
-SELECT pg_notify('postbus', '');
 
 -- name: holders
 -- Who has published and not ended yet: followers wait at its floor meanwhile. A prepared transaction has no pid.
@@ -541,67 +960,26 @@ SELECT a.pid, a.application_name, a.state, extract(epoch FROM clock_timestamp() 
 SELECT current_setting('server_version'), current_setting('server_version_num')::integer / 10000, pg_is_in_recovery(),
        current_setting('fsync'), current_setting('full_page_writes'), current_setting('autovacuum');
 
--- name: lost_routes
-SELECT count(*) FROM postbus.deliveries AS d WHERE NOT EXISTS (SELECT 1 FROM postbus.routes AS r WHERE r.id = d.route);
-
--- name: known_uids
-SELECT uid FROM postbus.dedup WHERE uid = ANY (ARRAY(SELECT json_array_elements_text($1::json)));
-
--- name: set_log_id
-UPDATE postbus.meta SET value = $1 WHERE key = 'log_id';
-
--- name: jump
--- Ids go on from the next multiple of a thousand million, epochs 2^32 on: above whatever was given between the backup and
--- its restoring. Routes lose the transaction that wrote them: in another cluster that number means nothing.
-WITH settled AS (UPDATE postbus.routes SET xid = 0 WHERE xid > 0)
-SELECT setval('postbus.epochs', coalesce(pg_sequence_last_value('postbus.epochs'), 0) + (1::bigint << 22)) << 10,
-       setval('postbus.events_id_seq', ((greatest(coalesce(pg_sequence_last_value('postbus.events_id_seq'), 0),
-           (SELECT max(id) FROM postbus.events)) / 1000000000) + 1) * 1000000000),
-       setval('postbus.event_log_id_seq', ((greatest(coalesce(pg_sequence_last_value('postbus.event_log_id_seq'), 0),
-           (SELECT max(id) FROM postbus.event_log)) / 1000000000) + 1) * 1000000000);
-
--- name: leased_before
-SELECT event_id, subscription FROM postbus.deliveries WHERE tried = 1 AND epoch < $1 ORDER BY event_id LIMIT $2 FOR UPDATE;
-
 -- name: meta
 SELECT value FROM postbus.meta WHERE key = $1;
 
 -- name: head_events
 SELECT postbus.head('events');
 
--- name: head_audit
-SELECT postbus.head('event_log');
-
 -- name: last_events
 SELECT max(id) FROM postbus.events WHERE id <= $1;
-
--- name: last_audit
-SELECT max(id) FROM postbus.event_log WHERE id <= $1;
 
 -- name: ahead_events
 SELECT max(id) FROM (SELECT id FROM postbus.events WHERE id > $1 AND id <= $2 ORDER BY id LIMIT $3) AS step;
 
--- name: ahead_audit
-SELECT max(id) FROM (SELECT id FROM postbus.event_log WHERE id > $1 AND id <= $2 ORDER BY id LIMIT $3) AS step;
-
 -- name: when_events
 SELECT id, postbus.micros(created_at) FROM postbus.events WHERE id > $1 ORDER BY id LIMIT 1;
-
--- name: when_audit
-SELECT id, postbus.micros(created_at) FROM postbus.event_log WHERE id > $1 ORDER BY id LIMIT 1;
 
 -- name: activity_events
 SELECT postbus.micros(created_at) / $3::bigint, NULL, NULL, count(*) FROM postbus.events WHERE id > $1 AND id <= $2 GROUP BY 1;
 
--- name: activity_audit
-SELECT postbus.micros(created_at) / $3::bigint, action, status, count(*) FROM postbus.event_log
- WHERE id > $1 AND id <= $2 GROUP BY 1, 2, 3;
-
 -- name: since_events
 SELECT min(id) FROM postbus.events WHERE id > $1 AND id <= $2 AND created_at >= postbus.at($3);
-
--- name: since_audit
-SELECT min(id) FROM postbus.event_log WHERE id > $1 AND id <= $2 AND created_at >= postbus.at($3);
 
 -- name: checkpoints
 -- Whoever reads by the lock that followers hold, and holds it no more, is gone: also from another host.
@@ -628,161 +1006,6 @@ UPDATE postbus.checkpoints SET position = $1, moved_at = postbus.at($2)
 
 -- name: drop_checkpoint
 DELETE FROM postbus.checkpoints WHERE subscription = $1;
-
--- name: add_part
-INSERT INTO postbus.parts (query, batch, created_at) VALUES ($1, $2, postbus.at($3)) RETURNING part;
-
--- name: part
-SELECT part FROM postbus.parts WHERE part = $1;
-
--- name: parts_of
-SELECT part FROM postbus.parts WHERE query = $1 AND batch = $2;
-
--- name: publish_part
-SELECT brought, fresh FROM postbus.publish_part($1, $2, $3);
-
--- name: add_sunk
--- Yields nothing if this batch was published before; waits for whoever is publishing it.
-INSERT INTO postbus.sunk (query, batch, brought, created_at) VALUES ($1, $2, $3, postbus.at($4))
-ON CONFLICT (query, batch) DO NOTHING
-RETURNING batch;
-
--- name: drop_staged
--- Some at a time: nobody is to wait long for a large part to go.
-DELETE FROM postbus.staged WHERE ctid = ANY (ARRAY(SELECT ctid FROM postbus.staged WHERE part = $1 LIMIT $2));
-
--- name: drop_part
-DELETE FROM postbus.parts WHERE part = $1;
-
--- name: old_parts
-SELECT part FROM postbus.parts WHERE created_at < postbus.at($1) ORDER BY part LIMIT $2;
-
--- name: drop_stray
--- What a task brought after its part had been dropped: no part that is still there comes before it.
-DELETE FROM postbus.staged WHERE part < (SELECT coalesce(min(part), 9223372036854775807) FROM postbus.parts);
-
--- name: drop_old_sunk
-DELETE FROM postbus.sunk WHERE created_at < postbus.at($1);
-
--- name: divert
--- A delivery that is being worked on, for an event that has neither one nor an end in this subscription since it was made.
-INSERT INTO postbus.deliveries (event_id, subscription, route, state, tried, due_at, ready_at, created_at, updated_at,
-                                epoch, attempt, max_retries, claimed_at, worker_id)
-SELECT $1, $2, $3, 1, 1, postbus.at($4), postbus.at($4), postbus.at($5), postbus.at($4), $6, 1, $7::integer, postbus.at($4),
-       $8
- WHERE coalesce((SELECT l.action FROM postbus.event_log AS l
-                  WHERE l.event_id = $1 AND l.subscription = $2 AND l.created_at >= postbus.at($9)
-                  ORDER BY l.id DESC LIMIT 1), 'DISCARDED') = 'DISCARDED'
-ON CONFLICT (event_id, subscription) DO NOTHING
-RETURNING event_id, epoch;
-
--- name: uid_since
-SELECT postbus.micros(created_at) FROM postbus.dedup WHERE uid = $1;
-
--- name: behind
--- Followers that have not come to a position of a stream; an ordered subscription without a checkpoint is at the beginning.
-SELECT s.name, coalesce(c.position, 0)
-  FROM postbus.subscriptions AS s LEFT JOIN postbus.checkpoints AS c ON c.subscription = s.name
- WHERE coalesce(c.stream, CASE s.mode WHEN 'ordered' THEN 'events' END) = $1 AND coalesce(c.position, 0) < $2
- ORDER BY s.name COLLATE "C";
-
--- name: hold_beside
--- One who prunes or erases at a time; whoever makes a subscription waits for the end of that one transaction, and finds what
--- is left, or is found by the next one's look at who is behind.
-SELECT pg_advisory_xact_lock(postbus.namespace('subscriptions') << 48 | 1);
-
--- name: keep_subscriptions
-SELECT pg_advisory_xact_lock_shared(postbus.namespace('subscriptions') << 48);
-
--- name: await_beside
-SELECT pg_advisory_xact_lock_shared(postbus.namespace('subscriptions') << 48 | 1);
-
--- name: chunk_events
--- Where the next rows of a range end, and how many they are: off the primary key.
-SELECT max(id), count(*) FROM (SELECT id FROM postbus.events WHERE id > $1 AND id <= $2 ORDER BY id LIMIT $3) AS step;
-
--- name: chunk_audit
-SELECT max(id), count(*) FROM (SELECT id FROM postbus.event_log WHERE id > $1 AND id <= $2 ORDER BY id LIMIT $3) AS step;
-
--- name: raise_pruned
-UPDATE postbus.meta SET value = greatest(value::bigint, $1::bigint)::text WHERE key = $2;
-
--- name: prune_events
--- What is unfinished or dead anywhere keeps its event. A subquery of one value is not made into a join: it stays a look-up
--- in the key of deliveries, however few or many of them the plan was made for.
-DELETE FROM postbus.events AS e
- WHERE e.id > $1 AND e.id <= $2
-   AND (SELECT 1 FROM postbus.deliveries AS d WHERE d.event_id = e.id LIMIT 1) IS NULL;
-
--- name: prune_audit
-DELETE FROM postbus.event_log AS l
- WHERE l.id > $1 AND l.id <= $2
-   AND (SELECT 1 FROM postbus.deliveries AS d WHERE d.event_id = l.event_id LIMIT 1) IS NULL;
-
--- name: prunable_events
-SELECT count(*) FROM postbus.events AS e
- WHERE e.id <= $1 AND (SELECT 1 FROM postbus.deliveries AS d WHERE d.event_id = e.id LIMIT 1) IS NULL;
-
--- name: prunable_audit
-SELECT count(*) FROM postbus.event_log AS l
- WHERE l.id <= $1 AND (SELECT 1 FROM postbus.deliveries AS d WHERE d.event_id = l.event_id LIMIT 1) IS NULL;
-
--- name: bearing
--- No index holds uids or keys of the log: a range of it is read.
-SELECT id FROM postbus.events WHERE id > $1 AND id <= $2 AND (uid = $3::text OR key = $4::text) ORDER BY id;
-
--- name: deliveries_of_all
-SELECT d.event_id, d.subscription, d.attempt, d.epoch
-  FROM (SELECT w.id FROM unnest(translate($1, '[]', '{}')::bigint[]) AS w (id) ORDER BY w.id) AS wanted
- CROSS JOIN LATERAL (SELECT v.event_id, v.subscription, v.attempt, v.epoch FROM postbus.deliveries AS v
-                      WHERE v.event_id = wanted.id ORDER BY v.subscription FOR UPDATE) AS d;
-
--- name: identities
-SELECT e.id, e.uid, e.type, e.tags
-  FROM unnest(translate($1, '[]', '{}')::bigint[]) AS wanted (id)
- CROSS JOIN LATERAL (SELECT v.id, v.uid, v.type, v.tags FROM postbus.events AS v WHERE v.id = wanted.id OFFSET 0) AS e;
-
--- name: erased_before
-SELECT DISTINCT l.event_id
-  FROM unnest(translate($1, '[]', '{}')::bigint[]) AS wanted (id)
- CROSS JOIN LATERAL (SELECT v.event_id FROM postbus.event_log AS v
-                      WHERE v.event_id = wanted.id AND v.action = 'ERASED' OFFSET 0) AS l;
-
--- name: blank_event
--- The checksum is for SQLite, which keeps none of its own.
-UPDATE postbus.events SET payload = 'null', title = NULL, description = NULL, metadata = '{}'
- WHERE id = $2 AND $1::bigint IS NOT NULL
-   AND (payload::text <> 'null' OR title IS NOT NULL OR description IS NOT NULL OR metadata::text <> '{}')
-RETURNING id;
-
--- name: blank_log
--- What failed may have quoted what it was given.
-UPDATE postbus.event_log SET error_message = NULL, errors = NULL
- WHERE event_id = $1 AND (error_message IS NOT NULL OR errors IS NOT NULL)
-RETURNING event_id;
-
--- name: erasable_events
-SELECT count(*)
-  FROM unnest(translate($1, '[]', '{}')::bigint[]) AS wanted (id)
- CROSS JOIN LATERAL (SELECT 1 FROM postbus.events AS v
-                      WHERE v.id = wanted.id AND (v.payload::text <> 'null' OR v.title IS NOT NULL
-                            OR v.description IS NOT NULL OR v.metadata::text <> '{}') OFFSET 0) AS e;
-
--- name: erasable_log
-SELECT count(*)
-  FROM unnest(translate($1, '[]', '{}')::bigint[]) AS wanted (id)
- CROSS JOIN LATERAL (SELECT 1 FROM postbus.event_log AS v
-                      WHERE v.event_id = wanted.id AND (v.error_message IS NOT NULL OR v.errors IS NOT NULL) OFFSET 0) AS l;
-
--- name: ways_of
--- What decides an event's way, and nothing that may be large.
-SELECT id, type, tags, priority, max_retries, postbus.micros(created_at) FROM postbus.events WHERE id = $1;
-
--- name: redeliver
--- As if it were new; not for one that is on its way there, or dead.
-INSERT INTO postbus.deliveries (event_id, subscription, route, due_at, ready_at, created_at, updated_at, max_retries)
-VALUES ($1, $2, $3, postbus.at($4), postbus.at($4), postbus.at($5), postbus.at($4), $6::integer)
-    ON CONFLICT DO NOTHING RETURNING event_id;
 
 -- name: read_on
 -- Looked up every time: after a crash of the server, ids below a head of before may be given out anew.
@@ -855,38 +1078,6 @@ UPDATE postbus.checkpoints
        held_until = NULL, crashes = 0, stopped = NULL, stopped_before = NULL
  WHERE subscription = $5;
 
--- name: bury_followed
-INSERT INTO postbus.deliveries (event_id, subscription, route, state, tried, due_at, ready_at, created_at, updated_at,
-                                epoch, attempt, retry_count, max_retries, claimed_at, worker_id, errors, died_at)
-VALUES ($1, $2, $3, 2, 2, NULL, postbus.at($4), postbus.at($4), postbus.at($5), $6, $7, $7 - 1, $8, postbus.at($5), $9,
-        $10, postbus.at($5))
-ON CONFLICT (event_id, subscription) DO NOTHING;
-
--- name: park
-INSERT INTO postbus.deliveries (event_id, subscription, route, state, tried, due_at, ready_at, created_at, updated_at,
-                                max_retries)
-VALUES ($1, $2, $3, 3, 3, NULL, postbus.at($4), postbus.at($4), postbus.at($5), $6)
-ON CONFLICT (event_id, subscription) DO NOTHING;
-
--- name: unpark
-UPDATE postbus.deliveries
-   SET state = 0, tried = 0, due_at = postbus.at($1), ready_at = postbus.at($1), updated_at = postbus.at($1), epoch = $2
- WHERE event_id = $3 AND subscription = $4 AND state = 3
-RETURNING event_id;
-
--- name: standing
--- What of an ordered subscription is not done: dead and parked by their state, the rest by the routes they are filed under.
-SELECT d.event_id, e.key, d.state
-  FROM (SELECT event_id, state FROM postbus.deliveries WHERE tried IN (2, 3) AND subscription = $1
-        UNION ALL
-        SELECT v.event_id, v.state FROM postbus.deliveries AS v
-         WHERE v.due_at IS NOT NULL AND v.route IN (SELECT id FROM postbus.routes WHERE subscription = $1)) AS d
-  JOIN postbus.events AS e ON e.id = d.event_id
- ORDER BY d.event_id;
-
--- name: kinds_between
-SELECT type, tags, count(*) FROM postbus.events WHERE id > $1 AND id <= $2 GROUP BY type, tags;
-
 -- name: add_token
 INSERT INTO postbus.tokens (id, name, digest, scopes, created_at, expires_at)
 VALUES ($1, $2, $3, $4, postbus.at($5), postbus.at($6));
@@ -898,6 +1089,9 @@ SELECT id, name, digest, scopes, postbus.micros(created_at), postbus.micros(expi
 -- name: revoke_token
 UPDATE postbus.tokens SET revoked_at = coalesce(revoked_at, postbus.at($1)) WHERE id = $2;
 
--- name: blank_stopped
--- What a follower said when it stopped may quote the event before which it did.
-UPDATE postbus.checkpoints SET stopped = 'erased' WHERE stopped_before = $1;
+-- name: lost_kinds
+SELECT count(*) FROM postbus.deliveries AS d WHERE (SELECT 1 FROM postbus.kinds AS k WHERE k.id = d.kind) IS NULL;
+
+-- name: old_gaps
+-- Ids that were drawn, and that a queue has not seen yet: how many rows of them have been kept apart for a minute.
+SELECT count(*) FROM postbus.gaps WHERE kept_at < clock_timestamp() - interval '1 min';

@@ -18,8 +18,8 @@ from psycopg import pq
 from postbus.errors import EventBusShutdownError
 from postbus.pattern import Interest
 from postbus.store.contract import PAGE_BYTES, Ahead
+from postbus.store.followers import ahead_of
 from postbus.store.postgres.connection import Address, Database, Sent, translated
-from postbus.store.postgres.rows.following import ahead_of
 from postbus.store.records import decoding
 from postbus.store.session import Row
 

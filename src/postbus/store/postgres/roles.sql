@@ -31,26 +31,26 @@ GRANT SELECT ON ALL TABLES IN SCHEMA postbus TO postbus_reader;
 REVOKE SELECT ON postbus.tokens FROM postbus_reader; -- who looks at events need not know who may use the API
 GRANT SELECT ON SEQUENCE postbus.events_id_seq, postbus.event_log_id_seq TO postbus_reader;
 GRANT EXECUTE ON FUNCTION postbus.now, postbus.at, postbus.micros, postbus.namespace, postbus.pins, postbus.head,
-    postbus.read_on TO postbus_reader;
+    postbus.require_read_committed, postbus.read_on, postbus.matches, postbus.wants, postbus.covers, postbus.sorted,
+    postbus.kind, postbus.entry, postbus.ids_of, postbus.event_at, postbus.size_of, postbus.is_done TO postbus_reader;
 
 -- ── publisher: appends; reads what opening the bus and answering for a uid used before need ─────────────────────
--- The functions run with their owner's rights; INSERT on events is for COPY alone.
+-- The functions run with their owner's rights.
 GRANT USAGE ON SCHEMA postbus TO postbus_publisher;
-GRANT SELECT ON postbus.meta, postbus.subscriptions, postbus.routes, postbus.events, postbus.deliveries, postbus.event_log,
-    postbus.dedup TO postbus_publisher;
+GRANT SELECT ON postbus.meta, postbus.subscriptions, postbus.former_subscriptions, postbus.events, postbus.cursors, postbus.gaps, postbus.blocks,
+    postbus.deliveries, postbus.skips, postbus.event_log, postbus.dedup TO postbus_publisher;
 GRANT SELECT ON SEQUENCE postbus.events_id_seq TO postbus_publisher;
-GRANT INSERT ON postbus.events TO postbus_publisher;
 GRANT EXECUTE ON FUNCTION postbus.now, postbus.at, postbus.micros, postbus.namespace, postbus.pin, postbus.head,
-    postbus.sorted, postbus.digest, postbus.reserve, postbus.sift, postbus.deliver, postbus.deliver_alike, postbus.append,
-    postbus.append_one, postbus.publish TO postbus_publisher;
+    postbus.sorted, postbus.digest, postbus.sift, postbus.append, postbus.publish, postbus.ids_of TO postbus_publisher;
 
 -- ── worker: moves deliveries, and writes what happened; the log itself it can only add to ───────────────────────
-GRANT INSERT, UPDATE, DELETE ON postbus.deliveries, postbus.handlers, postbus.breakers TO postbus_worker;
+GRANT INSERT, UPDATE, DELETE ON postbus.cursors, postbus.gaps, postbus.blocks, postbus.deliveries, postbus.skips,
+    postbus.kinds, postbus.handlers, postbus.breakers TO postbus_worker;
 GRANT INSERT ON postbus.event_log TO postbus_worker;
 GRANT INSERT, UPDATE ON postbus.subscriptions, postbus.checkpoints TO postbus_worker; -- @bus.on makes and widens them; deleting is the owner's
-GRANT INSERT, DELETE ON postbus.routes TO postbus_worker;
 GRANT DELETE ON postbus.dedup TO postbus_worker; -- uids past their window
 GRANT INSERT, DELETE ON postbus.parts, postbus.staged, postbus.sunk TO postbus_worker; -- a Spark job publishes
-GRANT USAGE ON SEQUENCE postbus.epochs TO postbus_worker;
--- No function does more than this role may, but one: bump moves the counter that has others read the subscriptions anew.
+GRANT USAGE ON SEQUENCE postbus.numbers, postbus.event_log_id_seq TO postbus_worker;
+-- No function does more than this role may, but two: bump moves the counter that has others read the subscriptions anew,
+-- and hold_pruned locks a row of meta against being changed.
 GRANT EXECUTE ON ALL ROUTINES IN SCHEMA postbus TO postbus_worker;

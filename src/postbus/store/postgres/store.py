@@ -1,96 +1,73 @@
-"""The store in a PostgreSQL database: many processes, one queue; publishers, claimers and settlers side by side."""
+"""The store in a PostgreSQL database: many processes, one log; publishers, claimers and settlers side by side."""
 
 import math
 import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
-from datetime import datetime
-from functools import partial
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar, cast
 
 import psycopg
+from psycopg.errors import DeadlockDetected
 
 from postbus.clock import from_micros
 from postbus.errors import (
     Conflict,
     InvalidRequest,
-    LeaseLost,
-    NotFound,
     OutcomeUnknown,
     PostbusError,
+    SchemaMismatch,
     StoreUnavailable,
 )
-from postbus.model import Done, Event, Stats, Stream
+from postbus.model import Event, Lease, Stats, Stream
 from postbus.observe import probe
 from postbus.payload import Draft
+from postbus.retry import RetryPolicy
+from postbus.store import followers, lookups
+from postbus.store.base import SqlStore
 from postbus.store.committer import Committer
-from postbus.store.contract import (
-    Claim,
-    Claimed,
-    Couriers,
-    Finding,
-    Reader,
-    Report,
-    Reported,
-    Settled,
-    Settlement,
-    Step,
-    Transaction,
-    Watch,
-    WouldWait,
-)
+from postbus.store.contract import Claim, Finding, Reader, Settled, Settlement, Step, Transaction, Watch, WouldWait
+from postbus.store.leases import Won, block_from_row, release, settle
 from postbus.store.liveness import Liveness
 from postbus.store.migrate import migrate
-from postbus.store.postgres import appending, foreign
-from postbus.store.postgres.claiming import claim_at_once
-from postbus.store.postgres.connection import (
-    Address,
-    Database,
-    Steps,
-    Unanswered,
-    put_schema,
-    run_steps,
-    translate,
-    translated,
-)
-from postbus.store.postgres.courier import PostgresCourier
-from postbus.store.postgres.finishing import Key, Plain, finish, plain_successes, reported
+from postbus.store.postgres import foreign
+from postbus.store.postgres.append import append, append_all, found_event, stored_before
+from postbus.store.postgres.catalog import Catalog
+from postbus.store.postgres.claim import Floors, claim, finish, is_plain, new_token, settle_in
+from postbus.store.postgres.connection import Address, Database, Unanswered, put_schema, translate, translated
 from postbus.store.postgres.inspection import holders, inspect, require_safe
-from postbus.store.postgres.leases import Marks, PostgresLeases
 from postbus.store.postgres.listen import Bell, Listener, Notifier
 from postbus.store.postgres.reader import PostgresReader
 from postbus.store.postgres.roles import roles_statements
-from postbus.store.postgres.rows.catalog import Catalog
-from postbus.store.postgres.rows.following import Following, deposed
-from postbus.store.postgres.rows.reading import Reading, rows_of
-from postbus.store.postgres.rows.session import Session
-from postbus.store.postgres.rows.sql import LOAD_CHUNK, Kind, SqlStore, Won, kind
-from postbus.store.postgres.single import Remembered, Single, SingleCommitter, undeadlocked
 from postbus.store.queries import load_migrations
-from postbus.store.records import decoding, moment
-from postbus.store.session import Row
-from postbus.store.staging import require_all, require_part
+from postbus.store.records import decoding
+from postbus.store.session import Row, Session
+from postbus.store.staging import require_all
 from postbus.store.transaction import CallersTransaction
 
 __all__ = ["Address", "PostgresStore", "migration_script"]
 
 R = TypeVar("R")
 MAX_IDLE: Final = 8
-MAX_CLAIM: Final = 1_000
-MAX_REMEMBERED: Final = 1_000
-BACKFILL: Final = 5_000
 PUBLISH: Final = 10_000
-PATIENCE: Final = 30.0
+DEADLOCKS: Final = 3
 FLOOR_AGE: Final = 60.0
 """Seconds after which the latest event is looked up anew: what was published since then is what a lost answer costs."""
 TRIES: Final = 3
+NO_SUBSCRIPTION: Final = "PB005"
 RETURN: Final = 5.0
 """Seconds in which a server may come back, and tell what became of a commit."""
+FORMER: Final = (
+    "the schema {schema} was made by an earlier postbus, whose tables this one does not read; nothing was changed. "
+    "To bring its events into a new schema: postbus import {schema}.events --type type --payload payload --key key "
+    "--tags tags --from OLD_URL --url NEW_URL?schema=another"
+)
 WHICH: Final = "SELECT current_database(), pg_postmaster_start_time()"
 HOLD: Final = "SELECT pg_try_advisory_lock(hashtextextended($1, 11))"
 HAS_ROLES: Final = """
@@ -123,16 +100,19 @@ class PostgresStore(SqlStore):
             log_id = self._prepare(auto_migrate=auto_migrate)
         super().__init__(Liveness(Path(tempfile.gettempdir()) / f"postbus-{os.getuid()}" / log_id))
         self._idle: list[tuple[Database, Catalog]] = []
-        self._catalogs: dict[int, Remembered] = {}
-        self._marks = Marks()
-        self._flowing: dict[Kind, int] = {}
-        """The kinds of claims that got all they asked for, and probably will again: from routes such as this one."""
-        publisher = Database(self._address)
+        publisher, claimer = Database(self._address), Database(self._address)
+        settling = Catalog()
+        settler = Database(self._address, on_rollback=settling.forget)
         self._publisher = Committer(publisher, lambda batches: self._append_surely(publisher, batches))
+        self._claimer = Committer(claimer, lambda batches: self._claim_group(claimer, batches))
+        self._settler = Committer(settler, lambda batches: self._settle_group(settler, settling, batches))
         self._floor, self._floor_age = 0, -math.inf
         """The id of an event that was stored, and when it was the latest."""
-        self._claimer = self._committer()
-        self._settler = self._committer()
+        self._floors = Floors()
+        self._numbers: dict[str, int] = {}
+        """Of subscriptions, as far as they were needed; the database finds out if one is out of date."""
+        self._unanswered: set[str] = set()
+        """Claims whose answer was lost: what they were given is to be given back."""
         self._holders: set[int] = set()
         self._trying: psycopg.Connection[Row] | None = None
         self._listens = listen
@@ -159,16 +139,6 @@ class PostgresStore(SqlStore):
                 raise InvalidRequest(f"direct_url leads to another database than {self.url}: set both, or neither")
         finally:
             db.close()
-
-    def _committer(self) -> Committer[Database]:
-        catalog = Remembered()
-        db = Database(self._address, on_rollback=lambda: self._forget(catalog))
-        self._catalogs[id(db)] = catalog
-        return SingleCommitter(db, pooled=self._address.pooled)
-
-    def _forget(self, catalog: Catalog) -> None:
-        catalog.forget()
-        self._marks.clear()
 
     @property
     def url(self) -> str:
@@ -200,33 +170,6 @@ class PostgresStore(SqlStore):
     def hurried(self) -> NoReturn:
         raise WouldWait
 
-    def couriers(self) -> Couriers | None:
-        if self._address.pooled:
-            return None
-        claiming, reporting = Remembered(), Remembered()
-        return Couriers(
-            PostgresCourier[list[Draft], list[Event]](
-                self._address,
-                ("append_one", "notify"),
-                lambda _, drafts: self._publish_lone(drafts),
-                self._look_for_floor,
-            ),
-            PostgresCourier[Claim, Claimed](
-                self._address,
-                ("claim_at_once",),
-                lambda _, claim: self._claim_lone(claiming, claim),
-                claiming.refresh,
-                lambda: self._forget(claiming),
-            ),
-            PostgresCourier[Report, Reported](
-                self._address,
-                ("finish_all",),
-                lambda db, report: self._report_lone(db, reporting, report),
-                reporting.refresh,
-                reporting.forget,
-            ),
-        )
-
     # ── publishing ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def publish(self, drafts: Sequence[Draft]) -> list[Event]:
@@ -254,7 +197,7 @@ class PostgresStore(SqlStore):
         for _ in range(TRIES):
             found, final = self._stored_before(db, batches, lost)
             if any(not draft.supplied and draft.uid in found for batch in batches for draft in batch):
-                return [[appending.found_event(draft, *found[draft.uid]) for draft in batch] for batch in batches]
+                return [[found_event(draft, *found[draft.uid]) for draft in batch] for batch in batches]
             if not final:
                 break
             try:
@@ -275,7 +218,7 @@ class PostgresStore(SqlStore):
         deadline = time.monotonic() + RETURN
         while True:
             try:
-                return appending.stored_before(db.ready(), batches, lost, self._floor)
+                return stored_before(db.ready(), batches, lost, self._floor)
             except (psycopg.Error, PostbusError) as error:
                 db.close()
                 if time.monotonic() > deadline:
@@ -292,41 +235,10 @@ class PostgresStore(SqlStore):
 
     def _append_all(self, db: Database, batches: list[Sequence[Draft]]) -> list[Any]:
         notifier = self._notifying()
-        if (lone := appending.lone(batches)) is not None and not self._address.pooled:
-            told = notifier is not None and notifier.turn()
-            stored: list[Any] = [[appending.append_lone(db, lone, tell=told)]]
-            if notifier is not None and not told:
-                notifier.tell_soon()
-            return stored
-        stored = appending.append_all(db, batches, self._address.schema)
-        with suppress(Exception):  # it is stored: whoever is told that it failed would have it stored again
-            if notifier is not None:
-                notifier.tell(db)
-        return stored
-
-    def _publish_lone(self, drafts: list[Draft]) -> Steps[list[Event]] | None:
-        draft = appending.lone([drafts])
-        return None if draft is None else self._publishing(draft)
-
-    def _publishing(self, draft: Draft) -> Steps[list[Event]]:
-        notifier = self._notifying()
         told = notifier is not None and notifier.turn()
-        probe("committing")
-        try:
-            rows = yield appending.lone_asked(draft, tell=told)
-        except Unanswered as lost:
-            raise WouldWait(partial(self._publish_again, [draft], lost)) from lost
+        stored = _undeadlocked(lambda: append_all(db, batches, tell=told))
         if notifier is not None and not told:
             notifier.tell_soon()
-        self._ring()
-        event = appending.lone_event(draft, rows)
-        self._note_stored(event)
-        return [event]
-
-    def _publish_again(self, drafts: list[Draft], lost: Unanswered) -> list[Event]:
-        with self._connection() as (db, _):
-            (stored,) = self._append_again(db, [drafts], lost)
-        self._wake()
         return stored
 
     def _filled(self, drafts: Sequence[Draft], stored: list[Event | int]) -> list[Event]:
@@ -335,7 +247,7 @@ class PostgresStore(SqlStore):
             return cast("list[Event]", stored)
         try:
             with self._read() as session:
-                return _known(Reading(session), drafts, stored)
+                return _known(session, drafts, stored)
         except StoreUnavailable as error:  # behind the commit, which has stored the others
             raise OutcomeUnknown(
                 f"all events are stored, but those with a uid that was known could not be read: {error}"
@@ -367,23 +279,23 @@ class PostgresStore(SqlStore):
     def _transaction(self) -> Generator[CallersTransaction]:
         with self._borrowed() as (db, catalog):
 
-            def append(drafts: Sequence[Draft]) -> list[Event]:
+            def append_here(drafts: Sequence[Draft]) -> list[Event]:
                 with translated(self.url):
-                    stored = appending.append_here(db, drafts, self._address.schema)
-                    return _known(Reading(self._session(db, catalog)), drafts, stored)
+                    return _known(self._session(db, catalog), drafts, append(db, drafts))
 
             with translated(self.url):
                 db.begin()
             tx = CallersTransaction(
                 db,
-                append,
-                lambda settlement: self._leases(self._session(db, catalog)).settle([settlement])[0],
+                append_here,
+                lambda settlement: settle_in(self._session(db, catalog), db, settlement),
                 lambda step: self._move_in(db, catalog, step),
             )
             try:
                 yield tx
                 tx.check()
                 tx.close()
+                catalog.write_kinds(db)
                 db.commit()
             except BaseException as error:
                 tx.close()
@@ -401,23 +313,6 @@ class PostgresStore(SqlStore):
     def is_async(self, connection: Any) -> bool:
         return foreign.is_async(connection)
 
-    def _backfill(self, session: Session, name: str, after: int) -> None:
-        last: int | None = after
-        while last is not None:
-            last = session.db.value("deliver_to", (name, last, BACKFILL, session.now))
-
-    def stage(self, part: int, first: int, drafts: Sequence[Draft]) -> None:
-        self._writable()
-        with self._connection() as (db, catalog):
-            try:
-                db.begin()
-                require_part(self._session(db, catalog), part)
-                appending.stage(db, part, first, drafts, self._address.schema)
-                db.commit()
-            except BaseException:
-                db.rollback()
-                raise
-
     def _publish_part(self, session: Session, part: int, rows: int) -> int:
         total = 0
         for low in range(0, rows, PUBLISH):
@@ -427,103 +322,108 @@ class PostgresStore(SqlStore):
             total += fresh
         return total
 
-    # ── claiming ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _leases(self, session: Session) -> PostgresLeases:
-        return PostgresLeases(session, self._marks)
+    # ── claiming and settling ────────────────────────────────────────────────────────────────────────────────────
 
     def _claim_all(self, claims: Sequence[Claim]) -> list[Won]:
-        wanted = [replace(each, limit=min(each.limit, MAX_CLAIM)) for each in claims]
+        self._writable()
+        with translated(self.url):
+            return self._claimer.run(cast("Any", claims))
 
-        def take(session: Session) -> list[Won]:
-            due: dict[Kind, datetime | None] = {}
-            results: list[Won] = []
-            for each, won in zip(wanted, self._taken(session, wanted), strict=True):
-                key, full = kind(each), len(won.taken) == each.limit
-                self._remember(key, full=full)
-                more = won.suspects or full
-                if more or session.catalog.subscription(each.subscription).paused:
-                    results.append(won._replace(more=more))
-                    continue
-                if key not in due:
-                    due[key] = moment(Reading(session).next_due(session.catalog.select(*key)))
-                results.append(won._replace(more=False, next_due=due[key]))
-            return results
+    def _claim_group(self, db: Database, batches: list[Sequence[Claim]]) -> list[list[Won]]:
+        """Claim for several callers in one transaction; whoever has to wait for a cursor, in one of its own."""
+        claims = [each for batch in batches for each in batch]
+        token = new_token()
+        try:
+            tried = self._claim_some(db, claims, token)
+            wons = iter([won or self._claim_waiting(db, each, token) for won, each in zip(tried, claims, strict=True)])
+        except psycopg.Error:
+            if db.lost:
+                self._unanswered.add(token)
+                with suppress(psycopg.Error, PostbusError):
+                    self._give_back()
+            raise
+        return [[next(wons) for _ in batch] for batch in batches]
 
-        return self._claim_at_once(wanted) or self._run(self._claimer, take)
+    def _claim_some(self, db: Database, claims: Sequence[Claim], token: str, *, wait: bool = False) -> list[Won | None]:
+        try:
+            return self._claim_by_number(db, claims, token, wait=wait)
+        except psycopg.Error as error:
+            if error.sqlstate != NO_SUBSCRIPTION:
+                raise
+        self._numbers = {}  # one was deleted, and perhaps made anew
+        return self._claim_by_number(db, claims, token, wait=wait)
 
-    def _claim_at_once(self, claims: Sequence[Claim]) -> list[Won]:
-        """Lease by one statement what claims that are alike will probably get; return nothing if they did not."""
-        kinds = {kind(each) for each in claims}
-        source = self._flowing.get(kinds.pop()) if len(kinds) == 1 else None
-        if source is None or sum(each.limit for each in claims) > LOAD_CHUNK:
-            return []
-        return self._single(
-            self._claimer,
-            lambda db, catalog: run_steps(db, claim_at_once(catalog, self._marks, source, claims)),
-        )
+    def _claim_by_number(self, db: Database, claims: Sequence[Claim], token: str, *, wait: bool) -> list[Won | None]:
+        if any(each.subscription not in self._numbers for each in claims):
+            with self._look() as session:
+                for each in claims:
+                    self._numbers[each.subscription] = session.catalog.number(each.subscription)
+        numbered = [(self._numbers[each.subscription], each) for each in claims]
+        with self._alone(db):
+            return claim(db, self._floors, numbered, token, wait=wait)
 
-    def _claim_lone(self, catalog: Remembered, claim: Claim) -> Steps[Claimed] | None:
-        source = self._flowing.get(kind(claim))
-        return None if source is None or claim.limit > 1 else self._claiming(catalog, source, claim)
+    def _claim_waiting(self, db: Database, asked: Claim, token: str) -> Won:
+        while True:
+            (won,) = self._claim_some(db, [asked], token, wait=True)
+            if won is not None:
+                return won
 
-    def _claiming(self, catalog: Remembered, source: int, claim: Claim) -> Steps[Claimed]:
-        wons = yield from claim_at_once(catalog, self._marks, source, [claim])
-        if not wons:
-            raise WouldWait
-        loaded, damaged = self._deliveries(claim, wons[0], wons[0].taken, wons[0].rows)
-        if damaged:
-            raise WouldWait(lambda: self._claimed(claim, wons[0], wons[0].rows))
-        return Claimed(tuple(loaded), wons[0].next_due, suspects=wons[0].suspects, more=wons[0].more)
+    def _give_back(self) -> None:
+        """Hand back what claims were given whose answer was lost."""
+        for token in tuple(self._unanswered):
 
-    def _remember(self, key: Kind, *, full: bool) -> None:
-        if len(self._flowing) > MAX_REMEMBERED:
-            self._flowing.clear()
-        self._flowing.pop(key, None)
-        if full:
-            self._flowing[key] = self._marks.latest
+            def end(session: Session, token: str = token) -> None:
+                blocks = [block_from_row(row) for row in session.db.run("blocks_of_token", (token,))]
+                leases = [lease for block in blocks for lease in block.leases(session.catalog.name(block.subscription))]
+                release(session, leases, blocks[0].worker_id if blocks else "", timedelta(0))
 
-    def _event_rows(self, ids: list[int]) -> tuple[dict[int, Row], list[int]]:
-        """Read them as they are: an event never changes, so that no snapshot is needed."""
+            self._write(end)
+            self._unanswered.discard(token)
+
+    def expire(self, owners: Iterable[str] | None, policy: RetryPolicy, limit: int = 10_000) -> int:
+        if owners is not None:
+            return super().expire(owners, policy, limit)
+        self._pay_back()
+        self._give_back()
+        if not self._any_overdue():
+            return 0
+        made = sum(self._write(lambda session, gap=gap: session.db.value("close_gap", (gap,))) for gap in self._gaps())
+        if made:
+            self._wake()
+        return made + super().expire(None, policy, limit)
+
+    def _gaps(self) -> list[int]:
         with self._glance() as db:
-            return rows_of(db, ids)
+            return [number for (number,) in db.run("some_gaps")]
 
     def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
-        leases = {each.lease for each in settlements}
-        if len(leases) < len(settlements) or not all(isinstance(each.outcome, Done) for each in settlements):
-            return super().settle(settlements)
-        finished = self._single(self._settler, lambda db, _: run_steps(db, finish(settlements)).rows) if leases else {}
-        rest = [each for each in settlements if each.lease not in finished]
-        told = dict(zip((each.lease for each in rest), super().settle(rest), strict=True)) if rest else {}
+        self._writable()
+        with translated(self.url):
+            results: list[Settled] = self._settler.run(cast("Any", settlements))
         self._ring()
-        return [told.get(each.lease, Settled.APPLIED) for each in settlements]
+        return results
 
-    def report(self, reports: Sequence[Report]) -> list[Reported | LeaseLost | NotFound]:
-        plain = plain_successes(reports)
-        if not plain:
-            return super().report(reports)
-        answers: dict[Key, Reported | LeaseLost | NotFound] = {}
-        told = [each for _, each in plain.values()]
-        answers |= self._single(
-            self._settler, lambda db, catalog: reported(db, catalog, plain, run_steps(db, finish(told)))
-        )
-        if rest := [each for each in reports if each[:2] not in answers]:
-            answers |= zip((each[:2] for each in rest), super().report(rest), strict=True)
-        self._ring()
-        return [answers[each[:2]] for each in reports]
+    def _settle_group(
+        self, db: Database, catalog: Catalog, batches: list[Sequence[Settlement]]
+    ) -> list[Sequence[Settled]]:
+        """Settle for several callers: what simply worked by one statement, the rest in one transaction."""
+        told = [each for batch in batches for each in batch]
+        counts = Counter(each.lease[:2] for each in told)
+        plain = [each for each in told if is_plain(each) and counts[each.lease[:2]] == 1]
+        with self._alone(db):
+            done = _undeadlocked(lambda: finish(db, self._numbers, plain)) if plain else set[Lease]()
+        rest = [each for each in told if each.lease not in done]
+        left = iter(_undeadlocked(lambda: self._settle_rest(db, catalog, rest)) if rest else ())
+        return [[Settled.APPLIED if each.lease in done else next(left) for each in batch] for batch in batches]
 
-    def _report_lone(self, db: Database, catalog: Remembered, report: Report) -> Steps[Reported] | None:
-        plain = plain_successes([report])
-        return self._reporting(db, catalog, plain) if plain else None
-
-    def _reporting(self, db: Database, catalog: Remembered, plain: Plain) -> Steps[Reported]:
-        ended = yield from finish(told for _, told in plain.values())
-        if not ended.rows:
-            raise WouldWait
-        self._ring()
-        if ended.version != catalog.version:
-            raise WouldWait(lambda: next(iter(reported(db, catalog, plain, ended).values())))
-        return next(iter(reported(db, catalog, plain, ended).values()))
+    def _settle_rest(self, db: Database, catalog: Catalog, told: Sequence[Settlement]) -> list[Settled]:
+        with _transaction(db):
+            session = self._session(db, catalog)
+            results = settle(session, told)
+            catalog.write_kinds(db)
+        known = {name: session.catalog.known_number(name) for name in {each.lease.subscription for each in told}}
+        self._numbers |= {name: number for name, number in known.items() if number is not None}
+        return results
 
     def _jump(self, session: Session) -> int:
         return session.db.value("jump")
@@ -557,11 +457,9 @@ class PostgresStore(SqlStore):
     def _move_in(self, db: Database, catalog: Catalog, step: Step) -> None:
         """Move a checkpoint in the caller's transaction; what leaves nothing behind needs no look at anything else."""
         if step.leaves:
-            db.run("await_beside")
-            db.run("keep_subscriptions")
-            Following(self._session(db, catalog)).move(step)
+            followers.move(self._session(db, catalog), step)
         elif not self._moved(db, step):
-            raise deposed(step.subscription)
+            raise followers.deposed(step.subscription)
 
     # ── watching and looking after ───────────────────────────────────────────────────────────────────────────────
 
@@ -645,80 +543,43 @@ class PostgresStore(SqlStore):
 
     # ── connections ──────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _single(self, committer: Committer[Database], operation: Callable[[Database, Remembered], R]) -> R:
-        """Run an operation of one statement, which is a transaction of its own unless others run beside it."""
-        self._writable()
-
-        def run(db: Database) -> R:
-            return operation(db, self._catalogs[id(db)])
-
-        with translated(self.url):
-            return committer.run(Single(run))
+    @contextmanager
+    def _alone(self, db: Database) -> Generator[None]:
+        """Have a statement commit itself; behind a pooler, settings need a transaction to hold in."""
+        if self._address.pooled:
+            with _transaction(db):
+                yield
+            return
+        db.ready()
+        probe("committing")
+        with db.committing():
+            yield
 
     def _write(self, operation: Callable[[Session], R]) -> R:
-        return self._run(self._settler, operation)
-
-    def _run(self, committer: Committer[Database], operation: Callable[[Session], R]) -> R:
+        """Run an operation in a transaction of its own: only claims, settlements and publishes are grouped."""
         self._writable()
-        with translated(self.url):
-            return committer.run(lambda db: operation(self._session(db, self._catalogs[id(db)])))
+        with self._connection() as (db, catalog):
+            return _undeadlocked(lambda: self._transact(db, catalog, operation))
+
+    def _transact(self, db: Database, catalog: Catalog, operation: Callable[[Session], R]) -> R:
+        with _transaction(db):
+            result = operation(self._session(db, catalog))
+            catalog.write_kinds(db)
+            probe("committing")
+        return result
 
     def _session(self, db: Database, catalog: Catalog) -> Session:
         catalog.refresh(db)
         return Session(db, catalog, catalog.now)
 
-    @staticmethod
-    def _anew(session: Session) -> Session:
-        session.catalog.refresh(session.db)
-        return session._replace(now=session.catalog.now)
-
-    def _shut_out(self, operation: Callable[[Session], R]) -> R:
-        """Run an operation while no publish is under way, waiting for those that are, and making none wait for us."""
-
-        def attempt(session: Session) -> tuple[R] | None:
-            # Looked at anew behind the lock: whoever held it before may have changed what was seen.
-            session.db.run("await_beside")
-            alone = session.db.value("try_shut_out")
-            return (operation(self._anew(session)),) if alone else None
-
-        deadline = time.monotonic() + PATIENCE
-        while True:
-            result = self._write(attempt)
-            if result is not None:
-                return result[0]
-            if time.monotonic() > deadline:
-                raise StoreUnavailable(
-                    f"{self.url}: publishers had transactions open for {PATIENCE:.0f} s: `postbus doctor` names them"
-                )
-            time.sleep(0.02)
-
-    def _keeping(self, operation: Callable[[Session], R]) -> R:
-
-        def kept(session: Session) -> R:
-            # Looked at anew behind the locks: subscriptions and routes that are there stay until the end of it.
-            session.db.run("await_beside")
-            session.db.run("keep_subscriptions")
-            return operation(self._anew(session))
-
-        return self._write(kept)
-
     def _beside(self, operation: Callable[[Session], R]) -> R:
-        """Run it on a connection from the pool, so that no settle waits for it, and one at a time in the database."""
-        self._writable()
-        with self._connection() as (db, catalog):
+        """Run it one at a time in the database."""
 
-            def attempt() -> R:
-                try:
-                    db.begin()
-                    db.run("hold_beside")
-                    result = operation(self._session(db, catalog))
-                    db.commit()
-                except BaseException:
-                    db.rollback()
-                    raise
-                return result
+        def apart(session: Session) -> R:
+            session.db.run("hold_beside")
+            return operation(session)
 
-            return undeadlocked(attempt)
+        return self._write(apart)
 
     def _reclaim(self, stream: Stream, *, done: bool) -> None:
         """Vacuum at the end: autovacuum would come to it minutes later. Whoever does not own the tables, cannot.
@@ -774,10 +635,30 @@ class PostgresStore(SqlStore):
                 taken[0].close()
 
 
-def _known(reading: Reading, drafts: Sequence[Draft], stored: list[Event | int]) -> list[Event]:
+@contextmanager
+def _transaction(db: Database) -> Generator[None]:
+    """Commit at the end of the block, or roll back if it raises."""
+    try:
+        db.begin()
+        yield
+        db.commit()
+    except BaseException:
+        db.rollback()
+        raise
+
+
+def _undeadlocked(transaction: Callable[[], R]) -> R:
+    """Run a transaction, again where it and another waited for each other: the server has undone it then."""
+    for _ in range(DEADLOCKS):
+        with suppress(DeadlockDetected):
+            return transaction()
+    return transaction()
+
+
+def _known(session: Session, drafts: Sequence[Draft], stored: list[Event | int]) -> list[Event]:
     """Return the events, read where there are only the ids of those that uids stood for already."""
     return [
-        each if isinstance(each, Event) else reading.known(each, draft)
+        each if isinstance(each, Event) else lookups.known(session, each, draft)
         for draft, each in zip(drafts, stored, strict=True)
     ]
 
@@ -795,8 +676,11 @@ class _Schema:
         there = "SELECT 1 FROM pg_tables WHERE schemaname = $1 AND tablename = 'meta'"
         if not self._db.execute(there, (self._schema,)):
             return 0
-        sql = put_schema("SELECT value::integer FROM postbus.meta WHERE key = 'schema_version'", self._schema)
-        return self._db.execute(sql)[0][0]
+        sql = "SELECT key, value FROM postbus.meta WHERE key IN ('schema_version', 'generation')"
+        found = dict(self._db.execute(put_schema(sql, self._schema)))
+        if "generation" not in found:
+            raise SchemaMismatch(FORMER.format(schema=self._schema))
+        return int(found["schema_version"])
 
     def apply(self, number: int, sql: str) -> None:
         db = self._db

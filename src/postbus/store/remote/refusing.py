@@ -24,7 +24,6 @@ class DatabaseOnly:
     """The part of the contract that no server offers."""
 
     hurried = _refusing("writing without waiting")
-    couriers = _refusing("publishing from an event loop")
     transaction = _refusing("a transaction")
     publish_on = _refusing("publishing on a connection of your own")
     publish_on_async = _refusing("publishing on a connection of your own")

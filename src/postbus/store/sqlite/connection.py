@@ -60,6 +60,8 @@ def require_safe_sqlite(version: int) -> None:
 class Database:
     """A connection with the bus's settings. Not for two threads at once; the committer or the pool sees to that."""
 
+    packs = True
+
     def __init__(self, path: Path, *, readonly: bool = False, on_rollback: Callable[[], None] = lambda: None) -> None:
         """Open the file, making it unless `readonly`; raise UnsafeStore if it cannot be made safe."""
         require_safe_sqlite(apsw.SQLITE_VERSION_NUMBER)

@@ -21,10 +21,33 @@ SELECT number, name FROM former_subscriptions;
 
 -- name: add_subscription
 INSERT INTO subscriptions (name, mode, patterns, tags, lease, retry, created_at) VALUES (?, ?, ?, ?, ?, ?, ?)
-RETURNING number;
+ON CONFLICT (name) DO NOTHING RETURNING number;
 
 -- name: add_cursor
-INSERT INTO cursors (subscription, position, looked) VALUES (?1, ?2, ?2);
+INSERT INTO cursors (subscription, position, looked)
+SELECT ?1, start, start FROM (
+    SELECT CASE ?2 WHEN 'now' THEN max(value, (SELECT coalesce(max(id), 0) FROM events)) WHEN 'beginning' THEN value
+                   ELSE CAST(?2 AS INTEGER) END AS start
+      FROM meta WHERE key = 'pruned_through');
+
+-- name: hold_deliveries
+-- Whoever decides what becomes of a delivery locks it first: here there is one writer.
+SELECT ?1, ?2;
+
+-- name: hold_alone
+SELECT ?1, ?2;
+
+-- name: lock_leases
+SELECT ?1;
+
+-- name: hold_pruned
+SELECT 1;
+
+-- name: kind
+SELECT id, type, tags FROM kinds WHERE id = ?;
+
+-- name: lock_kinds
+SELECT 1;
 
 -- name: former
 INSERT INTO former_subscriptions (number, name) SELECT number, name FROM subscriptions WHERE number = ?;

@@ -126,9 +126,6 @@ class SqliteStore(SqlStore):
         with self._committer.hurried(), self._database.hurried():
             yield
 
-    def couriers(self) -> None:
-        return None
-
     # ── publishing ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def publish(self, drafts: Sequence[Draft]) -> list[Event]:

@@ -1,1 +1,0 @@
-"""The core of PostgreSQL until it has the new one: a row for each delivery."""
