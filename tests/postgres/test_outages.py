@@ -4,6 +4,8 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,10 @@ import pytest
 
 from postbus import Event, EventBus, OutcomeUnknown, Status, StoreUnavailable
 from postbus.observe import set_probe
-from postbus.store.contract import Transaction
+from postbus.payload import drafts
+from postbus.retry import RetryPolicy
+from postbus.store import lookups, open_store
+from postbus.store.contract import Claim, Transaction
 from postbus.torture.proxy import Cut, Proxy
 from tests.conftest import Crew
 from tests.crash.processes import Child, Trial, until
@@ -23,7 +28,7 @@ COMMIT = r"COMMIT\x00"
 PUBLISH = r"trial\.event"
 """A small publish is one statement, and its own transaction: known by what it stores."""
 SETTLE = r"postbus_finish_"
-"""So is what finishes a delivery: known by what it writes into the audit log."""
+"""So is what finishes a delivery: known by the name of its prepared statement."""
 GROUP = r"(?s)trial\.event.*trial\.event"
 """Several publishers' events, stored together."""
 ENDED = """
@@ -285,6 +290,29 @@ def test_a_settle_cut_during_commit_can_be_told_again(bus: EventBus, proxy: Prox
         bus.finalize(delivery, success=True)
     assert proxy.cuts == 1
     assert [row.action.value for row in bus.get(event.id, include_logs=True).logs] == ["PICKED", "COMPLETED"]
+
+
+def test_what_was_claimed_when_the_server_went_is_handed_back_when_it_is_there(
+    server: Server, url: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Its events could not be read: it is leased to nobody, and would be so until the lease ends (I10)."""
+    honest = lookups.rows_of
+
+    def crash(db: Any, ids: Any) -> Any:
+        server.stop("immediate")
+        return honest(db, ids)
+
+    with closing(open_store(url)) as store:
+        store.publish(drafts([{"type": "a"}] * 100))
+        claim = Claim("default", "w", "o", limit=100, shared=True, lease=timedelta(hours=1))
+        with monkeypatch.context() as patch:
+            patch.setattr(lookups, "rows_of", crash)
+            with pytest.raises(StoreUnavailable):
+                store.claim(claim)
+        server.start()
+        store.expire(None, RetryPolicy())
+        again = store.claim(claim).deliveries
+        assert [each.attempt for each in again] == [1] * 100
 
 
 def test_connections_that_died_in_the_pool_do_not_surface(bus: EventBus, proxy: Proxy, crew: Crew):

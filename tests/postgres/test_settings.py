@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from datetime import timedelta
 from importlib import resources
 from typing import Any, LiteralString, cast
 
@@ -12,8 +13,10 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
 from postbus import EventBus, InvalidRequest, UnsafeStore
+from postbus.model import Stream
 from postbus.store import as_arrow, open_source
 from postbus.store.source import Columns
+from postbus.torture.cluster import Bouncer
 from tests.postgres.server import Server, query
 
 WORDS = "é ß Ω € 漢字 🙂"
@@ -225,6 +228,23 @@ def test_no_function_of_the_role_s_own_schemas_stands_in_for_postgresql_s(shadow
     assert len(booked) == 1
     assert len(followed) == 308
     assert query(shadowed, "SELECT count(*) FROM deliveries") == [(0,)]
+
+
+@pytest.mark.skipif(Bouncer.program() is None, reason="pgbouncer is not installed")
+def test_behind_a_pooler_too_names_are_postgresql_s(server: Server, shadowed: str):
+    """Its connections have no settings of ours: every look at the database brings them along (S4.1, S4.10)."""
+    bouncer = Bouncer(server)
+    try:
+        bus = EventBus(bouncer.url(str(conninfo_to_dict(shadowed)["dbname"])), direct_url=shadowed)
+        first = bus.publish("a", uid="u")
+        assert bus.publish("a", uid="u").id == first.id
+        with bus.transaction() as tx:
+            bus.publish("b", connection=tx)
+        assert bus.store.span(Stream.EVENTS).head == 3
+        assert bus.store.activity(Stream.EVENTS, 0, 3, timedelta(hours=1))
+        assert len(handled(bus)) == 2
+    finally:
+        bouncer.remove()
 
 
 def test_a_schema_is_made_and_migrated_where_other_functions_come_first(server: Server):

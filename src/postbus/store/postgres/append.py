@@ -30,8 +30,9 @@ def append_all(db: Database, batches: Sequence[Sequence[Draft]], *, tell: bool) 
     if len(texts) > 1 or db.pooled:
         stored = _append_in_parts(db, drafts, texts)
         if tell:
-            with suppress(Exception):  # it is stored: whoever is told that it failed would have it stored again
-                db.ready().run("notify")
+            # It is stored: whoever is told that it failed would have it stored again.
+            with suppress(Exception), db.settled():
+                db.run("notify")
     else:
         db.ready()
         probe("committing")

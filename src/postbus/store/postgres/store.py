@@ -68,7 +68,7 @@ FORMER: Final = (
     "To bring its events into a new schema: postbus import {schema}.events --type type --payload payload --key key "
     "--tags tags --from OLD_URL --url NEW_URL?schema=another"
 )
-WHICH: Final = "SELECT current_database(), pg_postmaster_start_time()"
+WHICH: Final = "SELECT pg_catalog.current_database(), pg_catalog.pg_postmaster_start_time()"
 HOLD: Final = "SELECT pg_try_advisory_lock(hashtextextended($1, 11))"
 HAS_ROLES: Final = """
     SELECT 1 FROM pg_roles AS r JOIN pg_namespace AS n ON n.nspname = $1
@@ -218,7 +218,8 @@ class PostgresStore(SqlStore):
         deadline = time.monotonic() + RETURN
         while True:
             try:
-                return stored_before(db.ready(), batches, lost, self._floor)
+                with db.settled():
+                    return stored_before(db, batches, lost, self._floor)
             except (psycopg.Error, PostbusError) as error:
                 db.close()
                 if time.monotonic() > deadline:
@@ -606,7 +607,7 @@ class PostgresStore(SqlStore):
 
     @contextmanager
     def _look(self) -> Generator[Session]:
-        with self._connection() as (db, catalog), decoding():
+        with self._connection() as (db, catalog), decoding(), db.settled():
             yield self._session(db, catalog)
 
     @contextmanager
