@@ -1,9 +1,9 @@
 """Exceptions that come from outside, at a chosen line: Ctrl-C, or what a signal handler raises."""
 
+import contextlib
 import dis
 import sys
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import lru_cache
 from types import CodeType, FrameType, ModuleType
 from typing import Any
@@ -23,17 +23,23 @@ def ends_with_block(code: CodeType, offset: int) -> bool:
     return all(each.opname == "LOAD_CONST" and each.argval is None for each in ahead[:3])
 
 
-@contextmanager
-def interrupted_at(line: int, error: type[BaseException], *modules: ModuleType) -> Generator[Callable[[], bool]]:
-    """Raise at the given line of these modules, counted as this thread runs them; tell whether it got so far."""
-    files = {each.__file__ for each in modules}
+def interrupted_at(
+    line: int, error: type[BaseException], call: Callable[[], object], *modules: ModuleType
+) -> tuple[bool, BaseException | None]:
+    """Run a call, and raise at the given line of these modules and of contextlib, counted as this thread runs them.
+
+    Return whether it got so far, and what it raised, as a console keeps that: with all its traceback leads to.
+    """
+    files = {each.__file__ for each in (contextlib, *modules)}
     left = line
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
         nonlocal left
         if frame.f_code.co_filename not in files:
             return None
-        if event == "line" and not ends_with_block(frame.f_code, frame.f_lasti):
+        if (event == "line" and not ends_with_block(frame.f_code, frame.f_lasti)) or (
+            event == "return" and frame.f_code.co_name == "__enter__"  # a signal that came within the last call
+        ):
             left -= 1
             if left == 0:
                 raise error
@@ -42,6 +48,9 @@ def interrupted_at(line: int, error: type[BaseException], *modules: ModuleType) 
     before = sys.gettrace()
     sys.settrace(trace)
     try:
-        yield lambda: left <= 0
+        call()
+    except (error, ArithmeticError) as caught:
+        return left <= 0, caught
     finally:
         sys.settrace(before)
+    return left <= 0, None

@@ -29,7 +29,7 @@ from postbus.errors import (
     RetryLater,
     StoreUnavailable,
 )
-from postbus.handlers import Handler, Handlers, Match
+from postbus.handlers import PLAIN, Handler, Handlers, Match
 from postbus.model import AttemptError, Dead, Delivery, Done, DoneWithErrors, Lease, Outcome, Retry
 from postbus.observe import logger, probe, tell
 from postbus.retry import RetryPolicy
@@ -53,8 +53,15 @@ R = TypeVar("R")
 CANCELLED: Final = (asyncio.CancelledError, concurrent.futures.CancelledError)
 TRACEBACK_LIMIT: Final = 4_000
 MESSAGE_LIMIT: Final = 2_000
-INPUT: Final = re.compile(r", input_value=(?:.*, input_type=.*\]|(?s:.*?), input_type=.*\]|.*)")
+INPUT: Final = re.compile(r", input_value=(?:.*, input_type=.*\]|(?s:.{0,500}?), input_type=.*\]|.*)")
 """What pydantic quotes in the text of a ValidationError: on one line, over several, or cut off."""
+MISFITS: Final = re.compile(r"(?<!\d)(\d{1,9}) validation errors? for (?:.{0,500}?(?:\n|\\n))?")
+"""How the text of a ValidationError begins. In the text of a KeyError the line breaks are escaped."""
+KIND: Final = re.compile(
+    rf" \[type=([^\],\n]{{0,200}})(?:\]|{INPUT.pattern})(\n[ |]*For further information visit \S*)?"
+)
+"""What follows each location and message: type, perhaps the input, and a link if the message is pydantic's own."""
+LOCATION: Final = re.compile(r"\n?(?: *\| )?[^ \n].*(?=\n)")
 DONE: Final = Done()
 UNWATCHED: Final = contextlib.nullcontext()
 
@@ -610,4 +617,28 @@ def _is_ours(file: str) -> bool:
 
 def clean(text: str) -> str:
     """Return text that every store can keep, and that quotes no payload: no NUL, no lone surrogates."""
+    text = _unquoted(text)
     return INPUT.sub("]", text).replace("\0", "\N{SYMBOL FOR NULL}").encode(errors="backslashreplace").decode()
+
+
+def _unquoted(text: str) -> str:
+    """Return text without those messages of a ValidationError, anywhere in it, that may quote a value."""
+    begins = [*MISFITS.finditer(text)]
+    if not begins:
+        return text
+    kept = [text[: begins[0].start()]]
+    for begin, end in zip(begins, [*(each.start() for each in begins[1:]), len(text)], strict=True):
+        kept.append(begin[0])
+        at = begin.end()
+        kinds = [*KIND.finditer(text, at, end)]
+        for kind in kinds:
+            told = text[at : kind.start()]
+            if kind[1] not in PLAIN or not kind[2]:
+                place = LOCATION.match(told)
+                told = place[0] if place else ""
+            kept += [told, kind[0]]
+            at = kind.end()
+        # Cut off in the midst of a message, the text goes on behind its paragraph, if at all.
+        rest = text[at:end]
+        kept.append(rest if len(kinds) >= int(begin[1]) else "".join(rest.partition("\n\n")[1:]))
+    return "".join(kept)

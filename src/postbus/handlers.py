@@ -1,14 +1,17 @@
 """Handlers: functions registered for a pattern, and what happens when they run."""
 
 import inspect
+import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Final, Literal, NamedTuple, get_args
+from typing import Any, Final, Literal, NamedTuple, cast, get_args
 from uuid import uuid4
 
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+from pydantic_core.core_schema import ErrorType
 
 from postbus.breaker import Breaker
 from postbus.errors import Discard, InvalidRequest
@@ -16,12 +19,35 @@ from postbus.model import Event
 from postbus.pattern import Interest, check_pattern
 from postbus.retry import RetryPolicy
 
-__all__ = ["Handler", "Handlers", "Match", "OnError", "check_subscription", "make_follower", "make_handler"]
+__all__ = ["PLAIN", "Handler", "Handlers", "Match", "OnError", "check_subscription", "make_follower", "make_handler"]
 
 OnError = Literal["retry", "record"]
 DEFAULT_TIMEOUT: Final = 30.0
 MAX_NAME: Final = 100
 MAX_MATCHES: Final = 10_000
+PLAIN: Final = frozenset(get_args(ErrorType)) - {
+    "assertion_error",
+    "bytes_invalid_encoding",
+    "date_from_datetime_parsing",
+    "date_parsing",
+    "datetime_from_date_parsing",
+    "datetime_object_invalid",
+    "datetime_parsing",
+    "get_attribute_error",
+    "iteration_error",
+    "json_invalid",
+    "mapping_type",
+    "no_such_attribute",
+    "time_delta_parsing",
+    "time_parsing",
+    "timezone_offset",
+    "union_tag_invalid",
+    "url_parsing",
+    "url_syntax_violation",
+    "uuid_parsing",
+    "value_error",
+}
+"""The errors whose messages pydantic makes of the model alone; those of the others may quote the value."""
 
 
 @dataclass(frozen=True)
@@ -80,15 +106,60 @@ class Handler:
         try:
             return replace(event, payload=adapter.validate_python(event.payload))
         except ValidationError as error:
-            model, wrong = getattr(self.model, "__name__", self.model), "; ".join(_misfits(error))
+            words = frozenset(_words(adapter.core_schema)) | {"key"}  # what pydantic names a wrong key itself
+            model, wrong = getattr(self.model, "__name__", self.model), "; ".join(_misfits(error, words))
             raise Discard(f"the payload does not fit {model}: {wrong}") from None
 
 
-def _misfits(error: ValidationError) -> Iterator[str]:
-    """Yield what is wrong and where, without the value: this goes to logs, where payloads have no business."""
-    for each in error.errors(include_url=False, include_context=False, include_input=False):
-        place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in each["loc"])
-        yield f"{place.removeprefix('.') or 'payload'}: {each['msg']}"
+def _misfits(error: ValidationError, words: frozenset[str]) -> Iterator[str]:
+    """Yield what is wrong and where, by the model's words alone: this goes to logs, where payloads have no business.
+
+    A part of a location that is not in the model, such as the key of an extra field, is shown as an ellipsis.
+    """
+    for each in error.errors(include_input=False):
+        parts = [part if isinstance(part, int) or _consists_of(part, words) else None for part in each["loc"]]
+        place = "".join(
+            "[…]" if part is None else f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts
+        )
+        yield f"{place.removeprefix('.') or 'payload'}: {_reason(each)}"
+
+
+def _reason(error: ErrorDetails) -> str:
+    """Return what was expected: pydantic's message, or, where that may quote the value, what it says of the model."""
+    kind, context = error["type"], error.get("ctx", {})
+    if "url" not in error:  # a validator's own: message and context are what it made of the value
+        return kind
+    if kind in PLAIN:
+        return error["msg"]
+    if kind == "union_tag_invalid":
+        return f"{kind}, expected {context['discriminator']} to be one of {context['expected_tags']}"
+    raised = getattr(context.get("error"), "__traceback__", None)
+    return kind if raised is None else f"{kind} in {raised.tb_frame.f_code.co_qualname}"
+
+
+def _consists_of(part: str, words: frozenset[str]) -> bool:
+    """Return whether a part of a location, such as `way` or `list[int]`, is made of a model's words."""
+    found = re.findall(r"[^\[\](), ]+", part)
+    return bool(found) and words.issuperset(found)
+
+
+def _words(schema: object) -> Iterator[str]:
+    """Yield the texts and names in a model's schema: its fields, aliases, tags, types and validators."""
+    match schema:
+        case str():
+            yield schema
+        case Mapping():
+            table = cast("Mapping[str, object]", schema)
+            skipped = {"metadata", "default", "serialization"} if isinstance(table.get("type"), str) else ()
+            for name, value in table.items():  # of a kind of value; or of fields, which may have any names
+                yield name
+                if name not in skipped:
+                    yield from _words(value)
+        case list() | tuple() | set() | frozenset():
+            for value in cast("Iterable[object]", schema):
+                yield from _words(value)
+        case _:
+            yield getattr(schema, "__name__", "")
 
 
 def make_handler(

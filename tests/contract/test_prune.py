@@ -67,7 +67,8 @@ def test_what_is_unfinished_or_dead_stays_and_holds_nothing_else_back(op: Operat
     """Pending, scheduled, leased, retrying and dead keep event and audit rows, in any subscription (P.5, I14)."""
     op.subscription("other", ["mine"])
     events = ids(op.publish_all(*[{"type": "a"}] * 6, {"type": "mine"}, {"type": "a"}))
-    for delivery, outcome in zip(op.claim(8), (DONE, DEAD, DONE, RETRY, DONE, None, DONE, DONE), strict=True):
+    outcomes = (DONE, DEAD, DONE, RETRY, DONE, None, DONE, DONE)
+    for delivery, outcome in zip(op.claim(8, shared=False), outcomes, strict=True):
         if outcome is not None:
             op.settle(delivery, outcome)
     events += ids(op.publish_all({"type": "a"}, {"type": "a", "delay": 3_600}))
@@ -401,7 +402,7 @@ def test_the_store_becomes_smaller(op: Operator):
     chance = Random(4)
     for _ in range(6):
         op.publish_all(*[{"type": "a", "payload": chance.randbytes(30_000).hex()} for _ in range(50)])
-    for delivery in op.take_all():
+    for delivery in op.take_all(shared=False):
         op.settle(delivery)
     before = op.store.stats().store_bytes
     assert before > 18_000_000

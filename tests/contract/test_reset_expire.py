@@ -95,7 +95,7 @@ def test_only_leases_that_ran_out_are_ended(op: Operator, clock: FrozenClock):
 def test_no_more_leases_than_the_limit_are_ended_at_once(op: Operator):
     """So that nobody else waits long."""
     op.publish_all(*[{"type": "a"}] * 25)
-    op.claim(25)
+    op.claim(25, shared=False)
     op.end_leases()
     assert [op.store.expire(None, RetryPolicy(), limit=10) for _ in range(4)] == [10, 10, 5, 0]
 

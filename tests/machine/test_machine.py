@@ -245,7 +245,7 @@ class BusMachine(RuleBasedStateMachine):
         return lapsed
 
     def _took(self, leases: list[Lease]) -> Any:
-        for lease in leases:
+        for lease in sorted(leases, key=lambda each: each.epoch):
             self.model.take(lease)
         return multiple(*leases)
 

@@ -1,19 +1,24 @@
 """The server and all of its processes stand still: connections stay, nobody answers, and nobody waits for good."""
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from typing import Any
 
+import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
 from postbus import EventBus, OutcomeUnknown, StoreUnavailable
-from postbus.http import errands
 from postbus.http.gate import Gate
 from postbus.payload import draft
-from postbus.store import open_store
+from postbus.store import as_arrow, open_store
 from postbus.store.postgres import connection as module
+from postbus.store.postgres import extract
+from postbus.store.postgres.connection import Address
+from tests.conftest import Crew
 from tests.http.serving import Served
 from tests.postgres.server import Server, query
 
@@ -21,12 +26,15 @@ WITHIN = 12.0
 """Seconds, with the limits of this file; with the product's own it is about 20."""
 
 
+WAITING = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+"""Who waits for a lock in this database."""
+
+
 @pytest.fixture(autouse=True)
 def _sooner(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait for less long."""
     monkeypatch.setattr(module, "SILENCE", 0.5)
     monkeypatch.setattr(module, "ANSWER", 0.5)
-    monkeypatch.setattr(errands, "LATE", 0.5)
     monkeypatch.setitem(module.DEFAULTS, "connect_timeout", "2")
 
 
@@ -43,6 +51,11 @@ def bus(url: str) -> Iterator[EventBus]:
     bus.shutdown()
 
 
+def read(url: str) -> int:
+    """Return how many events there are, by Arrow."""
+    return sum(batch.num_rows for batch in as_arrow(url, "events", ("id", "payload"), 0, 1_000))
+
+
 VERBS: dict[str, Callable[[EventBus], Any]] = {
     "publish": lambda bus: bus.publish("cut", uid="u"),
     "publish_many": lambda bus: bus.publish_many([{"type": "cut"}] * 3),
@@ -52,6 +65,7 @@ VERBS: dict[str, Callable[[EventBus], Any]] = {
     "list": lambda bus: bus.list(),
     "create": lambda bus: bus.subscriptions.create("other", ["*"]),
     "open": lambda bus: EventBus(bus.settings.url).stats(),
+    "arrow": lambda bus: read(bus.settings.url),
 }
 
 
@@ -122,6 +136,111 @@ def test_workers_and_followers_go_on_when_the_server_does(
             time.sleep(3)  # for longer than anybody waits
         event = bus.publish("b", uid="u")
         eventually(lambda: event.id in seen and event.id in followed, within=30)
+
+
+def test_a_read_by_arrow_that_is_cut_off_between_batches_is_not_waited_for(
+    server: Server, url: str, bus: EventBus, eventually: Callable[..., Any]
+):
+    """Its reader ends as for a store that is away; what it left behind ends when the server goes on (S4.10, I16)."""
+    bus.publish_many([{"type": "large", "payload": "x" * 900_000}] * 60)  # more than any buffer on its way holds
+    batches = as_arrow(url, "events", ("id", "payload"), 0, 1_000)
+    assert next(batches).num_rows
+    with server.frozen():
+        began = time.monotonic()
+        with pytest.raises(StoreUnavailable, match="has not answered"):
+            list(batches)
+        assert time.monotonic() - began < WITHIN
+    eventually(lambda: not readers())
+    assert read(url) == 61
+
+
+@pytest.mark.usefixtures("bus")
+@pytest.mark.parametrize("pooled", [False, True], ids=["direct", "behind a pooler"])
+def test_a_read_by_arrow_that_is_cut_off_before_its_first_row_is_not_waited_for(
+    server: Server,
+    url: str,
+    crew: Crew,
+    eventually: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    pooled: bool,
+):
+    """It waits at the server for a lock, and then for the server; a pooler says that it lives itself (S4.10, I16)."""
+    if pooled:
+        monkeypatch.setattr(module, "lives", lambda *_: True)
+        monkeypatch.setattr(module, "LONGEST", 1.0)
+        monkeypatch.setattr(module.Session, "longest", 1.0)
+    with psycopg.connect(url) as holder:
+        holder.execute("LOCK TABLE postbus.events IN ACCESS EXCLUSIVE MODE")
+        crew.start(lambda: read(url))
+        eventually(lambda: query(url, WAITING))
+        with server.frozen():
+            began = time.monotonic()
+            with pytest.raises(StoreUnavailable, match="has not answered"):
+                crew.join()
+            assert time.monotonic() - began < WITHIN
+        holder.rollback()
+    eventually(lambda: not readers())
+    assert read(url) == 1
+
+
+def test_a_read_by_arrow_that_is_cut_off_as_it_connects_is_not_waited_for(
+    server: Server, url: str, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
+):
+    """The server was there a moment ago (S4.10, I16)."""
+    reached = extract.Server.reached
+    with ExitStack() as frozen:
+
+        def reach(address: Address) -> extract.Server:
+            found = reached(address)
+            frozen.enter_context(server.frozen())
+            return found
+
+        monkeypatch.setattr(extract.Server, "reached", reach)
+        began = time.monotonic()
+        with pytest.raises(StoreUnavailable):
+            read(url)
+        assert time.monotonic() - began < WITHIN
+    eventually(lambda: not readers())
+
+
+def test_a_read_by_arrow_that_takes_long_is_waited_for(
+    url: str, bus: EventBus, crew: Crew, monkeypatch: pytest.MonkeyPatch
+):
+    """The server is at it, and says that it lives; so is a reader that takes its time between batches (S4.10)."""
+    monkeypatch.setattr(module, "LONGEST", 1.0)
+    bus.publish_many([{"type": "large", "payload": "x" * 900_000}] * 60)
+    with psycopg.connect(url) as holder:
+        holder.execute("LOCK TABLE postbus.events IN ACCESS EXCLUSIVE MODE")
+        crew.start(lambda: read(url))
+        holder.execute("SELECT pg_sleep(3)")
+        holder.rollback()
+        assert crew.join() == [61]
+    batches = as_arrow(url, "events", ("id", "payload"), 0, 1_000)
+    rows = next(batches).num_rows
+    with psycopg.connect(url) as connection:
+        connection.execute("SELECT pg_sleep(2)")
+    assert rows + sum(batch.num_rows for batch in batches) == 61
+
+
+def test_a_read_by_arrow_that_is_left_early_keeps_no_connection(url: str, bus: EventBus):
+    """It is closed when its reader is (I16)."""
+    bus.publish_many([{"type": "large", "payload": "x" * 900_000}] * 60)
+    batches = as_arrow(url, "events", ("id", "payload"), 0, 1_000)
+    next(batches)
+    del batches
+    assert not readers()
+
+
+def test_what_arrow_connects_with_has_the_limits_of_the_store(url: str):
+    """A host that is gone without a word is noticed by the wire itself; what the URL says goes first (S4.10)."""
+    given = conninfo_to_dict(Address.of(f"{url}&connect_timeout=3").libpq)
+    assert given == {**given, **module.DEFAULTS, "connect_timeout": "3"}
+
+
+def readers() -> list[str]:
+    """Return the threads of this process that read by Arrow."""
+    return [each.name for each in threading.enumerate() if each.name == "postbus-arrow"]
 
 
 def test_a_statement_that_takes_long_is_waited_for(bus: EventBus):

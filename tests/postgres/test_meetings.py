@@ -101,6 +101,22 @@ def test_whoever_waited_crosswise_tries_again(
     assert crew.join(30) == [[Settled.APPLIED, Settled.APPLIED]]
 
 
+def test_a_heartbeat_waits_for_nobody(store: PostgresStore, url: str, connect: Connect):
+    """A block that is being settled is extended the next time; it is not called lost meanwhile (I7)."""
+    publish(store, "a", "a")
+    first, second = (store.claim(Claim("default", "w", "o")).deliveries[0] for _ in range(2))
+    holder = connect(autocommit=False)
+    holder.execute("SELECT 1 FROM postbus.blocks WHERE first_id = %s FOR UPDATE", [first.id])
+    assert store.extend([first.lease, second.lease], timedelta(hours=1)) == set()
+    far: LiteralString = "SELECT first_id FROM blocks WHERE due_at > now() + interval '50 min' ORDER BY 1"
+    assert query(url, far) == [(second.id,)]
+    holder.rollback()
+    assert store.extend([first.lease, second.lease._replace(epoch=7)], timedelta(hours=1)) == {
+        second.lease._replace(epoch=7)
+    }
+    assert query(url, far) == [(first.id,), (second.id,)]
+
+
 # ── subscriptions ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

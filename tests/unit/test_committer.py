@@ -1,9 +1,10 @@
 """Group commit: who shares a transaction, and who is not harmed by whom."""
 
+import gc
 import signal
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
 from types import FrameType
 from typing import Any
@@ -352,7 +353,7 @@ def transaction_failing(committer: Committer[Ledger]) -> None:
 def test_an_interrupt_at_any_line_leaves_the_lead_to_the_next(
     call: Callable[[Committer[Ledger]], None], neighbours: int, error: type[BaseException], eventually: Any
 ):
-    """Ctrl-C at whichever line of whatever leads: who waits beside it ends, and later writes are done (I10)."""
+    """Ctrl-C at whichever line of whatever leads, kept as a console does: all others end, and later writes (I10)."""
     assert next(line for line in count(1) if not survives(call, neighbours, line, error, eventually)) > 5
 
 
@@ -363,12 +364,15 @@ def survives(
     ledger, crew = Ledger(), Crew()
     committer: Committer[Ledger] = Committer(ledger)
     ready = threading.Event()
+    kept: list[BaseException | None] = []
 
     def lead() -> bool:
         ready.wait()
-        with interrupted_at(line, error, committer_module) as was, suppress(error, ArithmeticError):
-            call(committer)
-        return was()
+        was, raised = interrupted_at(line, error, lambda: call(committer), committer_module)
+        kept.append(raised)
+        with suppress(OutcomeUnknown):
+            committer.run(lambda connection: connection.write("mine again"))
+        return was
 
     def neighbour() -> None:
         with suppress(OutcomeUnknown, Interrupted):
@@ -387,6 +391,49 @@ def survives(
     assert not committer._calls
     assert ledger.open is None
     return was
+
+
+@contextmanager
+def wrapped(committer: Committer[Ledger]) -> Generator[Ledger]:
+    """Give a transaction, as a fixture does or a unit of work of the user's own."""
+    with committer.exclusive() as connection:
+        yield connection
+
+
+def by_a_suspended_function(committer: Committer[Ledger]) -> tuple[Ledger, Callable[[], object]]:
+    """Open a transaction in a function that is then on nobody's stack."""
+    block = wrapped(committer)
+    return block.__enter__(), lambda: block.__exit__(None, None, None)
+
+
+def by_an_exit_stack(committer: Committer[Ledger]) -> tuple[Ledger, Callable[[], object]]:
+    """Open it in an ExitStack."""
+    stack = ExitStack()
+    return stack.enter_context(committer.exclusive()), stack.close
+
+
+def by_hand(committer: Committer[Ledger]) -> tuple[Ledger, Callable[[], object]]:
+    """Open it without a `with` statement, as handlers' transactions are, after a look whether it has an end."""
+    block = committer.exclusive()
+    assert hasattr(block, "__exit__")
+    return block.__enter__(), lambda: block.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize("opened", [by_a_suspended_function, by_an_exit_stack, by_hand])
+def test_a_transaction_lasts_while_anything_can_end_it(
+    opened: Callable[[Committer[Ledger]], tuple[Ledger, Callable[[], object]]],
+    committer: Committer[Ledger],
+    ledger: Ledger,
+    crew: Crew,
+):
+    """Nobody takes the lead from a block that is entered and on no stack; another thread may commit it (I2)."""
+    connection, end = opened(committer)
+    gc.collect()
+    connection.write("kept")
+    assert (ledger.open, ledger.rolled_back) == (["kept"], 0)
+    crew.start(end)
+    crew.join()
+    assert ledger.committed == [["kept"]]
 
 
 def test_one_in_a_hurry_leads_nobody_else(committer: Committer[Ledger], ledger: Ledger, crew: Crew, eventually: Any):

@@ -128,8 +128,8 @@ def _policy(text: str | None) -> RetryPolicy | None:
 
 
 def _taken(columns: Sequence[Any], until: int, *, suspect: bool) -> list[Taken]:
-    """Return what is in the block, place by place, and then what has a block of its own."""
-    number, first_id, size, ids, tries, again, numbers, lone_ids, lone_tries, lone_again = columns
+    """Return what is in the block and what has a block of its own, in the order in which they were due."""
+    number, first_id, size, ids, tries, again, numbers, lone_ids, lone_tries, lone_again, ranks = columns
     found: list[Taken] = []
     if number is not None:
         events: Iterable[int] = range(first_id, first_id + size) if ids is None else (first_id + each for each in ids)
@@ -143,6 +143,8 @@ def _taken(columns: Sequence[Any], until: int, *, suspect: bool) -> list[Taken]:
             Taken(event_id, attempt, retried, own << PLACE_BITS, until, suspect)
             for own, event_id, attempt, retried in zip(numbers, lone_ids, lone_tries, lone_again, strict=True)
         ]
+    if ranks:
+        found = [each for _, each in sorted(zip(ranks, found, strict=True))]
     return found
 
 

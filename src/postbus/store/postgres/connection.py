@@ -42,6 +42,7 @@ __all__ = [
     "Sent",
     "Session",
     "Unanswered",
+    "lives",
     "localized",
     "put_schema",
     "translate",
@@ -176,21 +177,21 @@ class Session(psycopg.Connection[Row]):
             raise psycopg.OperationalError(f"the server has not answered for {silent:.0f} s")
 
     def _lives(self) -> bool:
-        host, port = self.info.host, self.info.port
-        by_file = host.startswith(("/", "@"))
-        try:
-            with (
-                socket.socket(socket.AF_UNIX)
-                if by_file
-                else socket.create_connection((self.info.hostaddr or host, port), ANSWER) as wire
-            ):
-                wire.settimeout(ANSWER)
-                if by_file:
-                    wire.connect(f"{host.replace('@', chr(0), 1)}/.s.PGSQL.{port}")
-                wire.sendall(SSL_REQUEST)
-                return bool(wire.recv(1))
-        except OSError:
-            return False
+        return lives(self.info.hostaddr or self.info.host, self.info.port)
+
+
+def lives(host: str, port: int) -> bool:
+    """Return whether a server says anything, be it that it takes no more connections."""
+    by_file = host.startswith(("/", "@"))
+    try:
+        with socket.socket(socket.AF_UNIX) if by_file else socket.create_connection((host, port), ANSWER) as wire:
+            wire.settimeout(ANSWER)
+            if by_file:
+                wire.connect(f"{host.replace('@', chr(0), 1)}/.s.PGSQL.{port}")
+            wire.sendall(SSL_REQUEST)
+            return bool(wire.recv(1))
+    except OSError:
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,25 +233,30 @@ class Address:
 
     @property
     def libpq(self) -> str:
-        """The address as other clients of PostgreSQL take it, secrets and all."""
-        return conninfo.make_conninfo(self._url, **TEXT)
+        """The address as other clients of PostgreSQL take it, with our limits, secrets and all."""
+        return conninfo.make_conninfo(**self._wanted)
+
+    @property
+    def _wanted(self) -> dict[str, Any]:
+        given = conninfo.conninfo_to_dict(self._url)
+        return {**DEFAULTS, **{name: value for name, value in given.items() if value is not None}, **TEXT}
 
     def connect(self) -> Session:
         """Open a connection; raise StoreUnavailable, InvalidRequest, UnsafeStore."""
-        given = conninfo.conninfo_to_dict(self._url)
-        wanted = {**DEFAULTS, **{name: value for name, value in given.items() if value is not None}, **TEXT}
+        wanted = self._wanted
+        given = str(wanted.get("options") or "")
         if not self.pooled:
             settings = " ".join(f"-c {name}={value}" for name, value in {**PLANNER, **LIMITS}.items())
-            wanted["options"] = f"{settings} {given.get('options') or ''} {OURS}"  # the last one counts
+            wanted["options"] = f"{settings} {given} {OURS}"  # the last one counts
         try:
             connection = Session.connect(
-                **cast("dict[str, Any]", wanted),
+                **wanted,
                 autocommit=True,
                 prepare_threshold=None if self.pooled else PREPARE_AFTER,
                 cursor_factory=psycopg.RawCursor,
             )
             connection.opened = time.monotonic()
-            if "statement_timeout" in str(given.get("options")):
+            if "statement_timeout" in given:
                 connection.longest = math.inf
             if not self.pooled:
                 self._begin_session(connection)

@@ -106,7 +106,7 @@ SELECT pg_notify('postbus', '');
 -- name: claim
 -- Several claims, one after the other: in one round trip, so that no client holds a cursor while it is stopped or thinks.
 SELECT c.state, c.claimed, c.policy, c.until, c.next_due, c.suspects, c.suspect, c.more, c.number, c.first_id, c.size, c.ids,
-       c.tries, c.again, c.numbers, c.lone_ids, c.lone_tries, c.lone_again, c.reached, c.reached_id, c.events
+       c.tries, c.again, c.numbers, c.lone_ids, c.lone_tries, c.lone_again, c.ranks, c.reached, c.reached_id, c.events
   FROM jsonb_array_elements($1::jsonb) AS r (a)
  CROSS JOIN LATERAL postbus.claim(
     (a ->> 0)::integer, a -> 1, a -> 2, (a ->> 3)::integer, (a ->> 4)::integer, (a ->> 5)::boolean, (a ->> 6)::bigint,
@@ -229,7 +229,7 @@ SELECT max(nextval('postbus.numbers')) FROM generate_series(1, $1);
 -- name: blocks_by_number
 SELECT number, subscription, first_id, CASE WHEN last_id > first_id THEN postbus.ids_of(first_id, last_id, ids) END, done,
        owner, worker_id, postbus.micros(due_at), postbus.micros(claimed_at)
-  FROM postbus.blocks WHERE number = ANY (translate($1, '[]', '{}')::bigint[]) ORDER BY number FOR UPDATE;
+  FROM postbus.blocks WHERE number = ANY (translate($1, '[]', '{}')::bigint[]) ORDER BY number;
 
 -- name: blocks_around
 SELECT number, subscription, first_id, CASE WHEN last_id > first_id THEN postbus.ids_of(first_id, last_id, ids) END, done,
@@ -281,7 +281,12 @@ SELECT DISTINCT owner FROM postbus.blocks
  UNION SELECT holder FROM postbus.checkpoints WHERE holder IS NOT NULL;
 
 -- name: extend
-UPDATE postbus.blocks SET due_at = postbus.at($1) WHERE number = $2;
+-- A block that is just being settled is left for the next time: nobody waits for a heartbeat, nor it for anybody.
+UPDATE postbus.blocks AS b SET due_at = postbus.at(l.due)
+  FROM (SELECT v.number, (r ->> 0)::bigint AS due
+          FROM jsonb_array_elements($1::jsonb) AS r JOIN postbus.blocks AS v ON v.number = (r ->> 1)::bigint
+           FOR UPDATE OF v SKIP LOCKED) AS l
+ WHERE b.number = l.number;
 
 -- name: set_done
 UPDATE postbus.blocks SET done = $1 WHERE number = $2;

@@ -31,7 +31,7 @@ from postbus.payload import Draft
 from postbus.retry import RetryPolicy
 from postbus.store import followers, lookups
 from postbus.store.base import SqlStore
-from postbus.store.committer import Committer
+from postbus.store.committer import Committer, owned
 from postbus.store.contract import Claim, Finding, Reader, Settled, Settlement, Step, Transaction, Watch, WouldWait
 from postbus.store.leases import Won, block_from_row, release, settle
 from postbus.store.liveness import Liveness
@@ -254,7 +254,7 @@ class PostgresStore(SqlStore):
                 f"all events are stored, but those with a uid that was known could not be read: {error}"
             ) from error
 
-    @contextmanager
+    @owned
     def transaction(self) -> Generator[Transaction]:
         self._writable()
         holder = threading.get_ident()
@@ -276,7 +276,7 @@ class PostgresStore(SqlStore):
         if threading.get_ident() in self._holders:
             raise InvalidRequest("inside a transaction of your own, pass it on: publish(..., connection=tx)")
 
-    @contextmanager
+    @owned
     def _transaction(self) -> Generator[CallersTransaction]:
         with self._borrowed() as (db, catalog):
 
@@ -616,7 +616,7 @@ class PostgresStore(SqlStore):
         with translated(self.url), self._borrowed() as (db, catalog):
             yield db.ready(), catalog
 
-    @contextmanager
+    @owned
     def _borrowed(self) -> Generator[tuple[Database, Catalog]]:
         """Take a connection from the pool; one that an error has made doubtful does not go back."""
         self._usable()

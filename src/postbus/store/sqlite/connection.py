@@ -18,6 +18,7 @@ import apsw
 import orjson
 
 from postbus.errors import StoreUnavailable, UnsafeStore
+from postbus.store.committer import owned
 from postbus.store.contract import PAGE_BYTES, WouldWait
 from postbus.store.queries import load_queries
 from postbus.store.session import Row
@@ -149,7 +150,7 @@ class Database:
         self.rollback()
         raise UnsafeStore(OTHER_FILES.format(self._path))
 
-    @contextmanager
+    @owned
     def hurried(self) -> Generator[None]:
         """Have this thread raise WouldWait where another process writes, or the WAL is to be brought into the file."""
         if self._owed:
@@ -185,7 +186,7 @@ class Database:
             if sys.platform == "linux" and wal.stat().st_size < ROOM:
                 _thread.start_new_thread(make_room, (wal,))
 
-    @contextmanager
+    @owned
     def snapshot(self) -> Generator[None]:
         """Read as of one moment until the end of the block."""
         self._apsw.execute("BEGIN")
@@ -282,17 +283,17 @@ class Database:
         """Return a setting or run a check that is spelled as a pragma."""
         return self._apsw.pragma(name, *argument)
 
-    @contextmanager
+    @owned
     def unhurried(self) -> Generator[None]:
         """Let a statement of its own be durable with the next commit, or when the file is next synced, not at once."""
         self.require_same_files()
-        self._apsw.pragma("synchronous", "normal")
         try:
+            self._apsw.pragma("synchronous", "normal")
             yield
         finally:
             self._apsw.pragma("synchronous", "full")
 
-    @contextmanager
+    @owned
     def overwriting(self) -> Generator[None]:
         """Write zeros over pages, too, that become free meanwhile: nothing that is deleted lies on in them."""
         self._apsw.pragma("secure_delete", 1)

@@ -23,7 +23,7 @@ from postbus.payload import Draft
 from postbus.store import depth, followers, lookups
 from postbus.store.base import SqlStore
 from postbus.store.catalog import Catalog
-from postbus.store.committer import Committer
+from postbus.store.committer import Committer, owned
 from postbus.store.contract import Claim, Finding, Step, Transaction, Watch
 from postbus.store.leases import Won, settle
 from postbus.store.liveness import Liveness, lock
@@ -107,7 +107,7 @@ class SqliteStore(SqlStore):
     @contextmanager
     def forking(self) -> Generator[None]:
         """Have nothing of the file open while this process forks, if nobody is in the midst of using it."""
-        with self._committer.hold(FORK_PATIENCE) as writer, self._returned:
+        with self._committer.hold(FORK_PATIENCE) as writer, self._lock:
             if not self._returned.wait_for(lambda: not self._lent, FORK_PATIENCE) or self._watches or self._closed:
                 raise Conflict(f"{self.url} is in use")
             for db in (writer, *(reader for reader, _ in self._readers)):
@@ -134,7 +134,7 @@ class SqliteStore(SqlStore):
         self._wake()
         return events
 
-    @contextmanager
+    @owned
     def transaction(self) -> Generator[Transaction]:
         self._usable()
         try:
@@ -327,7 +327,7 @@ class SqliteStore(SqlStore):
 
         return self._write(thoroughly)
 
-    @contextmanager
+    @owned
     def _read(self) -> Generator[Session]:
         self._usable()
         with self._reader() as (db, catalog), decoding(), db.snapshot():
@@ -338,7 +338,7 @@ class SqliteStore(SqlStore):
         """One writer at a time: a moment's look shows no more to a later statement than it must."""
         return self._read()
 
-    @contextmanager
+    @owned
     def _reader(self) -> Generator[tuple[Database, Catalog]]:
         with self._lock:
             self._lent += 1
@@ -351,13 +351,14 @@ class SqliteStore(SqlStore):
             finally:
                 self._give_back(db, catalog)
         finally:
-            with self._returned:
+            with self._lock:
                 self._lent -= 1
                 self._returned.notify_all()
 
     def _give_back(self, db: Database, catalog: Catalog) -> None:
+        """Keep a reader for the next one, unless an interrupt left its snapshot open."""
         with self._lock:
-            if not self._closed and len(self._readers) < MAX_READERS:
+            if not self._closed and len(self._readers) < MAX_READERS and not db.in_transaction:
                 self._readers.append((db, catalog))
                 return
         db.close()

@@ -838,10 +838,13 @@ BEGIN
         IF simple THEN
             sorts := array_fill(1::smallint, ARRAY[cardinality(ids)]);
         END IF;
-        mine := ARRAY(SELECT g.id FROM unnest(ids, sorts) AS g (id, sort) WHERE g.sort = 1 ORDER BY g.id LIMIT room);
+        SELECT coalesce(array_agg(t.id ORDER BY t.id) FILTER (WHERE t.sort = 1), '{}'),
+               coalesce(array_agg(t.id ORDER BY t.id) FILTER (WHERE t.sort = 3), '{}') INTO mine, lone
+          FROM (SELECT g.id, g.sort FROM (SELECT o.id, o.sort, count(*) FILTER (WHERE o.sort = 3) OVER (ORDER BY o.id) AS nth
+                                            FROM unnest(ids, sorts) AS o (id, sort)) AS g
+                 WHERE g.sort = 1 OR (g.sort = 3 AND g.nth <= free) ORDER BY g.id LIMIT room) AS t;
         mine := ARRAY(SELECT x FROM unnest(mine) AS x
                        WHERE x BETWEEN coalesce(low, mine[1]) AND coalesce(high, mine[1] + 16383) ORDER BY x);
-        lone := ARRAY(SELECT g.id FROM unnest(ids, sorts) AS g (id, sort) WHERE g.sort = 3 ORDER BY g.id LIMIT free);
         rows := ARRAY(SELECT g.id FROM unnest(ids, sorts) AS g (id, sort)
                        WHERE g.sort > 0 AND g.id <> ALL (mine) AND g.id <> ALL (lone) ORDER BY g.id);
         IF cardinality(rows) > 0 THEN
@@ -1087,7 +1090,8 @@ END $$;
 -- ask again with `wait`, in a transaction of its own, which takes the cursor before any row); `paused`. PB005 is raised for
 -- a subscription that is not there. `claimed`: the moment; `policy`: the subscription's own. The block: `number`,
 -- `first_id`, how many (`size`), `ids` as in blocks, `tries` (NULL: all are first attempts) and `again` (NULL: no retries).
--- Blocks of one: `numbers`, `lone_ids`, `lone_tries`, `lone_again`. `more`: there may be more that is due now; `next_due`:
+-- Blocks of one: `numbers`, `lone_ids`, `lone_tries`, `lone_again`. `ranks`: where there are both, by what they sort in the
+-- order in which they were due. `more`: there may be more that is due now; `next_due`:
 -- when, if not. Who claims on gives `reached` and `reached_id` back as `since` and `since_id`, but not for longer than a
 -- second: rows that came up behind are found then, or when nothing else is.
 CREATE FUNCTION postbus.claim(
@@ -1096,7 +1100,7 @@ CREATE FUNCTION postbus.claim(
     OUT state text, OUT claimed bigint, OUT policy text, OUT until bigint, OUT next_due bigint, OUT suspects boolean, OUT suspect boolean,
     OUT more boolean, OUT number bigint, OUT first_id bigint, OUT size integer, OUT ids smallint[], OUT tries integer[],
     OUT again integer[], OUT numbers bigint[], OUT lone_ids bigint[], OUT lone_tries integer[], OUT lone_again integer[],
-    OUT reached bigint, OUT reached_id bigint, OUT events text
+    OUT ranks bigint[], OUT reached bigint, OUT reached_id bigint, OUT events text
 ) LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     own record;
@@ -1109,6 +1113,9 @@ DECLARE
     passed record;
     due record;
     low_due record;
+    lows integer := 0;
+    all_ranks bigint[] := '{}'; -- those of rows
+    lone_ranks bigint[] := '{}';
     left_over boolean := false;
     low bigint;
     high bigint;
@@ -1285,9 +1292,11 @@ BEGIN
                    coalesce(array_agg(t.again ORDER BY t.n) FILTER (WHERE NOT t.together), '{}') || lone_again,
                    coalesce(array_agg(t.plain ORDER BY t.n) FILTER (WHERE NOT t.together), '{}') || lone_plain,
                    coalesce(array_agg(t.place) FILTER (WHERE t.plain), '{}'),
-                   coalesce(array_agg(t.place) FILTER (WHERE NOT t.plain), '{}')
+                   coalesce(array_agg(t.place) FILTER (WHERE NOT t.plain), '{}'),
+                   coalesce(array_agg(t.n ORDER BY t.n) FILTER (WHERE t.together), '{}'),
+                   coalesce(array_agg(t.n ORDER BY t.n) FILTER (WHERE NOT t.together), '{}')
               INTO all_ids, all_tries, all_again, histories, lone_ids, lone_tries, lone_again, lone_plain, plain_places,
-                   held_places
+                   held_places, all_ranks, lone_ranks
               FROM (SELECT g.*, whole AND NOT g.last AS together,
                            count(*) FILTER (WHERE g.last) OVER (ORDER BY g.n) AS nth
                       FROM unnest(due.places, due.ids, due.tries, due.again, due.plain, due.last)
@@ -1312,6 +1321,7 @@ BEGIN
             room := CASE WHEN whole THEN least(room, free) ELSE room END;
             low_due := postbus.take_due(sub, false, mine, -1, -10, room, own.allowed, moment, NULL, NULL);
             left_over := left_over OR cardinality(low_due.ids) = room;
+            lows := cardinality(low_due.ids);
             lone_ids := lone_ids || low_due.ids;
             lone_tries := lone_tries || ARRAY(SELECT g.t + 1 FROM unnest(low_due.tries) WITH ORDINALITY AS g (t, o)
                                                ORDER BY g.o);
@@ -1393,6 +1403,15 @@ BEGIN
             tries := CASE WHEN 1 = ALL (all_tries) THEN NULL ELSE all_tries END;
             again := CASE WHEN 0 = ALL (all_again) THEN NULL ELSE all_again END;
         END IF;
+    END IF;
+    IF n > 0 AND cardinality(lone_ids) > 0 THEN -- rows as they were due, then events by id, then rows of negative priority
+        ranks := all_ranks || ARRAY(SELECT (1::bigint << 40) + g.x FROM unnest(all_ids) WITH ORDINALITY AS g (x, o)
+                                     WHERE g.o > cardinality(all_ranks) ORDER BY g.o)
+                 || lone_ranks
+                 || ARRAY(SELECT CASE WHEN g.o > cardinality(lone_ids) - lows THEN (1::bigint << 62) + g.o
+                                      ELSE (1::bigint << 40) + g.x END
+                            FROM unnest(lone_ids) WITH ORDINALITY AS g (x, o)
+                           WHERE g.o > cardinality(lone_ranks) ORDER BY g.o);
     END IF;
     IF cardinality(lone_ids) = 1 THEN -- a seventh faster than by arrays, for those who claim one by one
         numbers := ARRAY[nextval('postbus.numbers')];
