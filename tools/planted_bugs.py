@@ -225,8 +225,8 @@ BUGS = (
     Bug(
         "attempts-without-end",
         "store/leases.py",
-        "        if each.attempt >= _allowed(session, each, policy):",
-        "        if each.attempt >= _allowed(session, each, policy) + 2:",
+        "        outcome = decide(own, error, each.attempt, each.max_retries,",
+        "        outcome = decide(own, error, each.attempt - 2, each.max_retries,",
         "crashing-event sqlite 1",
         "Attempts that ended their worker are not all counted",
     ),

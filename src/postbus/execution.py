@@ -30,7 +30,7 @@ from postbus.errors import (
     StoreUnavailable,
 )
 from postbus.handlers import PLAIN, Handler, Handlers, Match
-from postbus.model import AttemptError, Dead, Delivery, Done, DoneWithErrors, Lease, Outcome, Retry
+from postbus.model import AttemptError, Dead, Delivery, Done, DoneWithErrors, Lease, Outcome, Retry, decide
 from postbus.observe import logger, probe, tell
 from postbus.retry import RetryPolicy
 from postbus.store.contract import Settled, Settlement, Store, Transaction
@@ -454,12 +454,7 @@ class Execution:
     ) -> Retry | Dead:
         """Return whether a failed attempt is followed by another, and when."""
         policy = delivery.retry.giving_way_to(handler.retry if handler else None)
-        own = delivery.event.max_retries
-        if isinstance(error, Discard) or delivery.attempt > (policy.max_retries if own is None else own):
-            return Dead(told)
-        if isinstance(error, RetryLater):
-            return Retry(error.delay, told)
-        return Retry(policy.delay(delivery.attempt + 1, self.chance), told)
+        return after(error, told, policy, delivery.attempt, delivery.event.max_retries, chance=self.chance)
 
     # ── breakers ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -613,6 +608,20 @@ def _trace(error: BaseException) -> str:
 
 def _is_ours(file: str) -> bool:
     return os.path.dirname(file) == os.path.dirname(__file__)  # noqa: PTH120  a text is all that is wanted
+
+
+def after(
+    raised: BaseException,
+    told: AttemptError,
+    policy: RetryPolicy,
+    attempt: int,
+    own: int | None,
+    *,
+    chance: random.Random,
+) -> Retry | Dead:
+    """Return what a handler's exception leads to: `Discard` and `RetryLater` have a say in that."""
+    delay = raised.delay if isinstance(raised, RetryLater) else None
+    return decide(policy, told, attempt, own, chance, final=isinstance(raised, Discard), delay=delay)
 
 
 def clean(text: str) -> str:

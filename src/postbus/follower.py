@@ -24,18 +24,16 @@ from uuid import uuid4
 from postbus import figures
 from postbus.errors import (
     Conflict,
-    Discard,
     EventBusShutdownError,
     InvalidRequest,
     LeaseLost,
     MaxRetriesExceeded,
     NotFound,
     PostbusError,
-    RetryLater,
     StoreUnavailable,
     UnsafeStore,
 )
-from postbus.execution import CANCELLED, UNWATCHED, Context, describe, end_child, handler_log, tell_failed
+from postbus.execution import CANCELLED, UNWATCHED, Context, after, describe, end_child, handler_log, tell_failed
 from postbus.follow import Follow, InstanceMode, make_follow
 from postbus.leftovers import Cancelled, HandlerFailed, Leftovers, cause
 from postbus.loop import Bell, Loop
@@ -479,15 +477,15 @@ class Follower:
                 self._took = (time.perf_counter() - began) * 1000
                 error, delivery = cause(raised), self._delivery(lead, group[0], attempt)
                 errors.append(replace(describe(error, delivery, self._handler.name), at=self._store.now()))
-                final = isinstance(error, Discard) or len(errors) > self._allowed(group[0]) or len(group) > 1
-                tell_failed(delivery, errors[-1], self._handler, self.follow.on_error if final else "retry")
-                if final:
+                own = group[0].max_retries if len(group) == 1 else 0
+                outcome = after(error, errors[-1], self.follow.retry, len(errors), own, chance=self._chance)
+                if isinstance(outcome, Dead):
+                    tell_failed(delivery, errors[-1], self._handler, self.follow.on_error)
                     return errors
+                tell_failed(delivery, errors[-1], self._handler, "retry")
                 if figures.listener is not None:
                     figures.listener.settled(self._name, Retry)
-                later = error.delay if isinstance(error, RetryLater) else None
-                delay = self.follow.retry.delay(len(errors) + 1, self._chance) if later is None else later
-                if self._interrupt.wait(delay.total_seconds()):
+                if self._interrupt.wait(outcome.after.total_seconds()):
                     raise Cancelled from None
             else:
                 return None

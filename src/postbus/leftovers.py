@@ -8,8 +8,8 @@ from datetime import timedelta
 from typing import Final, Protocol
 
 from postbus import figures
-from postbus.errors import Discard, LeaseLost, RetryLater, StoreUnavailable
-from postbus.execution import describe, tell_failed
+from postbus.errors import LeaseLost, StoreUnavailable
+from postbus.execution import after, describe, tell_failed
 from postbus.follow import Follow
 from postbus.model import Dead, Delivery, Done, Event, Retry, State
 from postbus.store.contract import Claim, Settled, Settlement, Store, Transaction
@@ -145,13 +145,9 @@ class Leftovers:
 
     def _outcome(self, delivery: Delivery, error: BaseException) -> Retry | Dead:
         told = describe(error, delivery, self._follow.handler.name)
-        final = isinstance(error, Discard) or delivery.attempt > delivery.max_retries
-        tell_failed(delivery, told, self._follow.handler, "dead" if final else "retry")
-        if final:
-            return Dead(told)
-        if isinstance(error, RetryLater):
-            return Retry(error.delay, told)
-        return Retry(self._follow.retry.delay(delivery.attempt + 1, self._chance), told)
+        outcome = after(error, told, self._follow.retry, delivery.attempt, delivery.max_retries, chance=self._chance)
+        tell_failed(delivery, told, self._follow.handler, "dead" if isinstance(outcome, Dead) else "retry")
+        return outcome
 
     def _free_next(self, event: Event) -> None:
         """Let the next of a key go, now that one is done."""

@@ -1,5 +1,6 @@
 """What the bus speaks of: events, deliveries, leases, outcomes. Frozen values, no I/O."""
 
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -279,6 +280,25 @@ class Dead:
 
 
 Outcome = Done | DoneWithErrors | Retry | Dead
+
+
+def decide(
+    policy: RetryPolicy,
+    error: AttemptError,
+    attempt: int,
+    own: int | None,
+    chance: random.Random,
+    *,
+    final: bool = False,
+    delay: timedelta | None = None,
+) -> Retry | Dead:
+    """Return what a failed attempt leads to, wherever that is found out.
+
+    It is the last one if that was said (`final`), or if the event's `own` retries, or else the policy's, are used up.
+    """
+    if final or attempt > (policy.max_retries if own is None else own):
+        return Dead(error)
+    return Retry(policy.delay(attempt + 1, chance) if delay is None else delay, error)
 
 
 @dataclass(frozen=True, slots=True)

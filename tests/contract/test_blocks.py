@@ -1,17 +1,19 @@
 """Blocks: what a worker claims together is leased together, and settled one by one."""
 
 from datetime import timedelta
+from typing import Any, Final
 
-from postbus.model import AttemptError, Dead, Delivery, Status
+import psycopg
+
+from postbus.model import AttemptError, Dead, Delivery, Mode, Status
+from postbus.payload import draft
 from postbus.retry import RetryPolicy
 from postbus.store.contract import Claim, Settled, Settlement, Work
 from postbus.store.sqlite.claim import claim
 from postbus.store.sqlite.store import SqliteStore
 from postbus.testing import FrozenClock
-from tests.contract.stores import DEAD, DONE, FLAWED, RETRY, Operator, ids, wanting
-from tests.kinds import on_sqlite
-
-pytestmark = on_sqlite
+from postbus.torture.tables import reading
+from tests.contract.stores import DEAD, DONE, FLAWED, RETRY, Operator, Site, ids, wanting
 
 
 def done(op: Operator, *deliveries: Delivery) -> list[Settled]:
@@ -181,6 +183,7 @@ def test_what_lies_behind_a_long_backlog_of_others_is_found_by_one_claim(op: Ope
     assert ids(op.claim(1, interests=wanting("rare"))) == [rare.id]
 
 
+@on_sqlite
 def test_a_claim_knows_the_end_of_a_log_whose_last_ids_are_missing(op: Operator):
     """After a restore ids go on far above: nothing lies between, and a claim says that there is no more."""
     event = op.publish()
@@ -190,3 +193,35 @@ def test_a_claim_knows_the_end_of_a_log_whose_last_ids_are_missing(op: Operator)
     won = op.store._write(lambda session: claim(session, Claim("default", "w", "o", limit=5)))
     assert (won.taken, won.more) == ([], False)
     assert op.status(event) is Status.COMPLETED
+
+
+TABLES: Final = {
+    "sqlite": "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite%'",
+    "postgresql": "SELECT relname FROM pg_class WHERE relkind = 'r' AND relnamespace = 'postbus'::regnamespace",
+}
+
+
+def rows(url: str) -> dict[str, list[Any]]:
+    """Return what every table holds."""
+    with reading(url) as run:
+        names = [name for (name,) in run(TABLES[url.partition(":")[0]])]
+        return {name: list(run(f"SELECT * FROM {name}")) for name in names}  # noqa: S608  names of ours
+
+
+def test_publishing_writes_the_log_and_nothing_else(site: Site):
+    """Whatever waits for it, and however it is published: events, and the uids that were supplied (C1)."""
+    op = Operator(site.open(), site.clock)
+    for number in range(5):
+        op.subscription(f"s{number}", mode=Mode.ORDERED if number == 4 else Mode.QUEUE)
+    before = rows(site.url)
+    op.publish(priority=5)
+    op.publish_all(*[{"type": "a", "delay": 60}] * 300)
+    op.publish(uid="mine")
+    with op.store.transaction() as tx:
+        tx.publish([draft({"type": "b"})])
+    if site.url.startswith("postgresql:"):
+        with psycopg.connect(site.url) as connection:
+            op.store.publish_on(connection, [draft({"type": "c", "uid": "yours"})])
+            connection.execute("SELECT postbus.publish('d')")
+    after = rows(site.url)
+    assert {name for name in after if after[name] != before[name]} == {"events", "dedup"}

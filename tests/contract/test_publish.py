@@ -1,9 +1,8 @@
 """Publishing: ids, batches, uids, delays, fan-out, and payloads that come back as they went in."""
 
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any
 
-import psycopg
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -13,7 +12,6 @@ from postbus.model import Mode, Status
 from postbus.payload import draft
 from postbus.store import Store
 from postbus.testing import FrozenClock
-from postbus.torture.tables import reading
 from tests.contract.stores import Operator, Site, ids
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
@@ -189,38 +187,6 @@ def test_an_event_goes_to_every_queue_subscription_that_wants_it(op: Operator):
     }
     for event_id, names in wanted.items():
         assert {each.subscription for each in op.get(event_id).deliveries} == names
-
-
-TABLES: Final = {
-    "sqlite": "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite%'",
-    "postgresql": "SELECT relname FROM pg_class WHERE relkind = 'r' AND relnamespace = 'postbus'::regnamespace",
-}
-
-
-def rows(url: str) -> dict[str, list[Any]]:
-    """Return what every table holds."""
-    with reading(url) as run:
-        names = [name for (name,) in run(TABLES[url.partition(":")[0]])]
-        return {name: list(run(f"SELECT * FROM {name}")) for name in names}  # noqa: S608  names of ours
-
-
-def test_publishing_writes_the_log_and_nothing_else(site: Site):
-    """Whatever waits for it, and however it is published: events, and the uids that were supplied (C1)."""
-    op = Operator(site.open(), site.clock)
-    for number in range(5):
-        op.subscription(f"s{number}", mode=Mode.ORDERED if number == 4 else Mode.QUEUE)
-    before = rows(site.url)
-    op.publish(priority=5)
-    op.publish_all(*[{"type": "a", "delay": 60}] * 300)
-    op.publish(uid="mine")
-    with op.store.transaction() as tx:
-        tx.publish([draft({"type": "b"})])
-    if site.url.startswith("postgresql:"):
-        with psycopg.connect(site.url) as connection:
-            op.store.publish_on(connection, [draft({"type": "c", "uid": "yours"})])
-            connection.execute("SELECT postbus.publish('d')")
-    after = rows(site.url)
-    assert {name for name in after if after[name] != before[name]} == {"events", "dedup"}
 
 
 def test_each_subscription_goes_its_own_way(op: Operator):

@@ -19,12 +19,21 @@ from postbus.torture.history import INVOKE, History, read
 from tests.postgres.server import query, server
 
 ROOT = Path(__file__).resolve().parents[2]
-NEWEST = {kind: len(load_migrations(f"postbus.store.{kind}")) for kind in ("sqlite", "postgres")}
+LATER = {"sqlite": "CREATE TABLE more (n INTEGER) STRICT", "postgres": "CREATE TABLE postbus.more (n bigint);"}
+"""A migration that is to come: without one there is nothing to migrate from, as long as there is only the first."""
+NEWEST = {kind: len(load_migrations(f"postbus.store.{kind}")) + 1 for kind in LATER}
 VERSIONS = [
     pytest.param(version, marks=[pytest.mark.slow] if version > 1 else []) for version in range(1, max(NEWEST.values()))
 ]
 """The oldest in the quick run, every other one in the long one."""
 Old = Callable[[int], "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture(autouse=True)
+def _later(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give this process the migration that is to come; programs of old versions know nothing of it."""
+    migrations = [*load_migrations(f"postbus.store.{kind}"), (NEWEST[kind], "later", LATER[kind])]
+    monkeypatch.setattr(f"postbus.store.{kind}.store.load_migrations", lambda _: migrations)
 
 
 @pytest.fixture

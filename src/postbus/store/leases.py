@@ -27,6 +27,7 @@ from postbus.model import (
     Retry,
     State,
     Status,
+    decide,
 )
 from postbus.retry import RetryPolicy
 from postbus.store.arrays import pack_bits, unpack, unpack_bits
@@ -596,11 +597,8 @@ def _decide(report: Report, held: Held, policy: RetryPolicy) -> Outcome:
     if not report.failed:
         return DoneWithErrors(report.errors) if report.errors else Done()
     (error,) = report.errors
-    if report.final or held.attempt > policy.max_retries:
-        return Dead(error)
     chance = random.Random()  # noqa: S311  jitter needs no secrecy
-    delay = policy.delay(held.attempt + 1, chance) if report.delay is None else report.delay
-    return Retry(delay, error)
+    return decide(policy, error, held.attempt, None, chance, final=report.final, delay=report.delay)
 
 
 def _reported(session: Session, told: Settlement, held: Held, policy: RetryPolicy) -> Reported:
@@ -732,12 +730,13 @@ def _expire_blocks(session: Session, blocks: Sequence[Block], policy: RetryPolic
     """End attempts nobody will report on: pending again, to be run alone, or dead after the last one."""
     changes = Changes({each.number: each for each in blocks})
     places = [(block, place) for block in blocks for place in block.left()]
-    held = load_held(session, places)
+    held, chance = load_held(session, places), random.Random()  # noqa: S311  jitter needs no secrecy
     for each in held:
-        error = _silence(session, each)
-        if each.attempt >= _allowed(session, each, policy):
-            told = Settlement(_lease(session, each), Dead(error), each.worker_id or "")
-            apply_outcome(session, changes, told, each)
+        error, lease = _silence(session, each), _lease(session, each)
+        own = session.catalog.subscription(lease.subscription).retry or policy
+        outcome = decide(own, error, each.attempt, each.max_retries, chance, delay=timedelta(0))
+        if isinstance(outcome, Dead):
+            apply_outcome(session, changes, Settlement(lease, outcome, each.worker_id or ""), each)
             continue
         row = row_of(session, each, session.now, retry_count=each.retry_count + 1)
         # The epoch stays: until somebody claims it anew, the worker thought lost may still complete it.
@@ -754,10 +753,6 @@ def allowed_attempts(session: Session, name: str, max_retries: int | None, polic
     if max_retries is not None:
         return max_retries + 1
     return (session.catalog.subscription(name).retry or policy).attempts
-
-
-def _allowed(session: Session, held: Held, policy: RetryPolicy) -> int:
-    return allowed_attempts(session, session.catalog.name(held.subscription), held.max_retries, policy)
 
 
 def _silence(session: Session, held: Held) -> AttemptError:

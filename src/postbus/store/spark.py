@@ -1,10 +1,11 @@
 """What Spark brings to deliveries: failures of its streams, and events of the log that are to be delivered again."""
 
+import random
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from postbus.errors import InvalidRequest, UnsafeStore
-from postbus.model import Action, Dead, Lease, Mode, Outcome, Retry, State, Status, Stream
+from postbus.model import Action, Dead, Lease, Mode, Retry, State, Status, Stream, decide
 from postbus.retry import RetryPolicy
 from postbus.store.audit import PLACE_BITS, Entry, add_entries
 from postbus.store.catalog import kind_of
@@ -45,7 +46,7 @@ def divert(
             event_id, number, State.LEASED, kind_of(type_, tags), priority, created_at, now, 1, 0, retries,
             block << PLACE_BITS | place, worker, now, None, None, 0, has_row=False,
         )  # fmt: skip
-        outcome = _outcome(failure.outcome, policy.max_retries if retries is None else retries)
+        outcome = _outcome(failure.outcome, policy, retries)
         lease = Lease(event_id, subscription, held.epoch)
         picked = Entry(event_id, number, Action.PICKED, now, Status.PROCESSING, 1, held.epoch, worker)
         changes.entries.append(picked)
@@ -68,9 +69,11 @@ def _unquoted(failure: Failure) -> Failure:
     return failure._replace(outcome=replace(failure.outcome, error=unquoted(failure.outcome.error)))
 
 
-def _outcome(outcome: Retry | Dead, retries: int) -> Outcome:
-    """Return what a first failure leads to where so many retries may follow."""
-    return Dead(outcome.error) if isinstance(outcome, Retry) and not retries else outcome
+def _outcome(outcome: Retry | Dead, policy: RetryPolicy, own: int | None) -> Retry | Dead:
+    """Return what a first failure leads to."""
+    if isinstance(outcome, Dead):
+        return outcome
+    return decide(policy, outcome.error, 1, own, random.Random(), delay=outcome.after)  # noqa: S311  the delay is given
 
 
 def redeliver(session: Session, subscription: str, ids: Sequence[int], actor: str) -> int:

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
 from typing import Final, Literal
 
@@ -96,7 +96,7 @@ class Server:
     address: Address
     host: str
     port: int
-    libpq: str
+    libpq: str = field(repr=False)
 
     @classmethod
     def reached(cls, address: Address) -> "Server":
