@@ -14,6 +14,7 @@ from postbus.store.sqlite.store import SqliteStore
 from postbus.testing import FrozenClock
 from postbus.torture.tables import reading
 from tests.contract.stores import DEAD, DONE, FLAWED, RETRY, Operator, Site, ids, wanting
+from tests.kinds import on_sqlite
 
 
 def done(op: Operator, *deliveries: Delivery) -> list[Settled]:

@@ -9,8 +9,7 @@ from postbus.store import as_arrow
 from postbus.store.contract import Settlement
 from postbus.store.extract import RELATIONS
 from tests.contract.following import lead, step
-from tests.contract.stores import DEAD, DONE, LEASE, RETRY, Operator, Site
-from tests.kinds import on_sqlite
+from tests.contract.stores import DEAD, DONE, LEASE, RETRY, Operator, Site, wanting
 
 LAST = 1 << 62
 
@@ -50,7 +49,6 @@ def test_entries_that_were_recorded_together_come_one_by_one(site: Site, op: Ope
             assert [row["id"] for row in part] == ids[place : end + 1]
 
 
-@on_sqlite
 def test_unfinished_deliveries_come_as_they_stand(site: Site, op: Operator):
     """Waiting in the log, in a row, leased with or without a history, dead or parked; nothing that is finished."""
     op.subscription("few", ["b"])
@@ -62,7 +60,7 @@ def test_unfinished_deliveries_come_as_they_stand(site: Site, op: Operator):
     op.settle(retried, RETRY)
     op.settle(again, RETRY)
     op.clock.advance(RETRY.after)
-    (held, *_) = op.claim(1)
+    (held, *_) = op.claim(1, interests=wanting("a"))
     op.store.erase(ids=[7], actor="privacy")
     op.publish("d")
     op.store.move(step(lead(op.store), 2, parked=[op.get(1)]))

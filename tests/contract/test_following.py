@@ -13,7 +13,6 @@ from postbus.store.contract import DeadFilter, Step
 from postbus.testing import FrozenClock
 from tests.contract.following import HELD, burial, lead, left, rows, stand, step
 from tests.contract.stores import Operator, Site, wanting
-from tests.kinds import on_sqlite
 
 # ── moving ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -153,7 +152,6 @@ def test_the_audit_log_tells_of_each_attempt_and_of_one_end(op: Operator, events
     assert op.logs(events[0], "s") == []
 
 
-@on_sqlite
 def test_a_move_that_is_made_again_leaves_nothing_twice(op: Operator, events: list[Event]):
     """As after an answer that was lost: one dead letter, one parked event, and their entries once (I9, I13)."""
     again = step(lead(op.store), events[2], buried=[burial(events[1], 2)], parked=[events[2]])

@@ -13,9 +13,6 @@ from postbus.retry import RetryPolicy
 from postbus.store import depth, lookups
 from postbus.store.contract import DeadFilter, Settlement
 from tests.contract.stores import DEAD, DONE, FLAWED, OUTCOMES, RETRY, Operator, ids, wanting
-from tests.kinds import on_sqlite
-
-pytestmark = on_sqlite
 
 ENDED = (Status.COMPLETED, Status.COMPLETED_WITH_ERRORS)
 

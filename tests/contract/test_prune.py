@@ -15,7 +15,6 @@ from postbus.store.contract import DeadFilter, Settlement
 from postbus.testing import FrozenClock
 from tests.conftest import Crew
 from tests.contract.stores import DEAD, DONE, RETRY, Operator, Site, ids, wanting
-from tests.kinds import on_sqlite
 
 
 def prune(store: Store, through: int, stream: Stream = Stream.EVENTS, limit: int = 10_000) -> list[Pruned]:
@@ -96,7 +95,6 @@ def test_what_would_go_can_be_counted_before(op: Operator):
     assert op.store.prunable(Stream.EVENTS, events[-1]) == 0
 
 
-@on_sqlite
 def test_entries_that_were_recorded_together_go_together(op: Operator):
     """Once none of their events is needed, and all lie before the position (P.5, I14)."""
     events = op.publish_all(*[{"type": "a"}] * 4)
