@@ -31,6 +31,13 @@ def test_a_shared_claim_is_one_lease_of_many_places(op: Operator):
     assert len({each.epoch >> 10 for each in op.claim(5, shared=True) + taken}) == 1
 
 
+def test_a_claim_gives_no_more_than_was_asked_for_and_in_order(op: Operator):
+    """Also where some may not be tried again, and so have blocks of their own (S0.2, I12)."""
+    events = op.publish_all({"type": "a"}, {"type": "a", "max_retries": 0}, {"type": "a"})
+    assert ids(op.claim(1, shared=True)) == [events[0].id]
+    assert ids(op.claim(2, shared=True)) == [events[1].id, events[2].id]
+
+
 def test_each_place_is_settled_by_itself(op: Operator):
     """In any order, with any outcome, in one call or several; the others are still held (I8, I9)."""
     op.publish_all(*[{"type": "a"}] * 6)
