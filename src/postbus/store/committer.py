@@ -18,8 +18,6 @@ from postbus.errors import InvalidRequest, OutcomeUnknown, StoreUnavailable
 from postbus.observe import probe
 from postbus.store.contract import WouldWait
 
-__all__ = ["Committer", "Connection", "owned"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 C = TypeVar("C", bound="Connection")

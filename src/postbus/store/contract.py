@@ -55,32 +55,6 @@ from postbus.pattern import Interest
 from postbus.payload import MAX_PAYLOAD, Draft
 from postbus.retry import RetryPolicy
 
-__all__ = [
-    "PAGE_BYTES",
-    "Activity",
-    "Ahead",
-    "Burial",
-    "Claim",
-    "Claimed",
-    "DeadFilter",
-    "Failure",
-    "Fault",
-    "Finding",
-    "Lead",
-    "Reader",
-    "Report",
-    "Reported",
-    "Rewound",
-    "Settled",
-    "Settlement",
-    "Step",
-    "Store",
-    "Transaction",
-    "Watch",
-    "Work",
-    "WouldWait",
-]
-
 PAGE_BYTES: Final = 4 * MAX_PAYLOAD
 """How many bytes of events and errors one read returns, but for the last event, which may go beyond."""
 

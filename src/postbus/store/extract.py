@@ -8,8 +8,6 @@ from typing import Any, Final
 import orjson
 import pyarrow as pa
 
-__all__ = ["RELATIONS", "Converter", "converters", "to_batch"]
-
 MOMENT: Final = pa.timestamp("us", tz="UTC")
 TAGS: Final = pa.list_(pa.string())
 METADATA: Final = pa.map_(pa.string(), pa.string())

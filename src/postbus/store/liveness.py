@@ -14,8 +14,6 @@ from typing import Final
 
 from postbus.errors import PostbusError
 
-__all__ = ["Liveness", "lock"]
-
 NEW: Final = ".new"
 YOUNG_SECONDS: Final = 60
 

@@ -4,8 +4,6 @@ from typing import Protocol
 
 from postbus.errors import SchemaMismatch
 
-__all__ = ["Migratable", "migrate", "pending"]
-
 
 class Migratable(Protocol):
     """A database whose schema has a number."""

@@ -4,8 +4,6 @@ import re
 from importlib import resources
 from typing import Final
 
-__all__ = ["load_migrations", "load_queries"]
-
 _NAME: Final = re.compile(r"^-- name: (\w+)\s*$", re.MULTILINE)
 _MIGRATION: Final = re.compile(r"(\d{4})_\w+\.sql")
 

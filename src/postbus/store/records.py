@@ -15,25 +15,6 @@ from postbus.model import AttemptError, Delivery, Event, Status
 from postbus.payload import Draft, decode
 from postbus.store.session import Row
 
-__all__ = [
-    "UNREADABLE",
-    "checksum",
-    "claimed_event",
-    "decode_errors",
-    "decoding",
-    "due_micros",
-    "encode_errors",
-    "event_from_draft",
-    "event_from_row",
-    "followed_events",
-    "json_array",
-    "moment",
-    "quick_delivery",
-    "row_from_draft",
-    "split_tags",
-]
-
-
 UNREADABLE: Final = (UnsafeStore, KeyError, OverflowError, TypeError, ValueError)
 """What reading a row may raise when the row is damaged."""
 

@@ -6,8 +6,6 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from postbus.errors import InvalidRequest
 
-__all__ = ["Columns", "Source", "SourceRow", "split_name"]
-
 _PART: Final = re.compile(r'"((?:[^"]|"")+)"|([^".\s][^".]*)')
 
 

@@ -34,21 +34,6 @@ from postbus.store.contract import PAGE_BYTES
 from postbus.store.queries import load_queries
 from postbus.store.session import Row
 
-__all__ = [
-    "PATH",
-    "Address",
-    "Asked",
-    "Database",
-    "Sent",
-    "Session",
-    "Unanswered",
-    "lives",
-    "localized",
-    "put_schema",
-    "translate",
-    "translated",
-]
-
 SCHEMA: Final = re.compile(r"[a-z_][a-z0-9_]{0,47}")
 KEYWORDS: Final = re.compile(
     "all|analyse|analyze|and|any|array|as|asc|asymmetric|authorization|binary|both|case|cast|"

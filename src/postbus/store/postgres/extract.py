@@ -21,8 +21,6 @@ from postbus.store.extract import to_batch
 from postbus.store.postgres import connection as limits
 from postbus.store.postgres.connection import PATH, Address, put_schema
 
-__all__ = ["extract"]
-
 BATCH: Final = "adbc.postgresql.batch_size_hint_bytes"
 CASTS: Final = {"priority": "priority::integer"}
 EVENTS: Final = """SELECT {columns} FROM postbus.events WHERE id > {after} AND id <= {through} ORDER BY id"""

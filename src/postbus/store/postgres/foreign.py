@@ -22,8 +22,6 @@ from postbus.store.postgres.connection import put_schema
 from postbus.store.records import event_from_row, row_from_draft
 from postbus.store.session import Row
 
-__all__ = ["is_async", "on", "on_async"]
-
 Asked = Generator[tuple[str, dict[str, Any]], Sequence[Row], list[Event]]
 # The search path is the caller's: every name says where it is.
 APPEND: Final = """SELECT event_id, fresh, stored_at, (SELECT pg_catalog.pg_notify('postbus', ''))

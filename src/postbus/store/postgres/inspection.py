@@ -8,8 +8,6 @@ from postbus.model import Holder
 from postbus.store.contract import Finding
 from postbus.store.postgres.connection import Database
 
-__all__ = ["holders", "inspect", "require_safe"]
-
 OLDEST_SERVER: Final = 14
 LONG_PUBLISH: Final = 1.0
 LONG_SNAPSHOT: Final = 60.0

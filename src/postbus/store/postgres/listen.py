@@ -19,8 +19,6 @@ from postbus.loop import Loop
 from postbus.store.postgres.connection import Address, Database, translated
 from postbus.store.session import Row
 
-__all__ = ["Bell", "Listener", "Notifier"]
-
 APART: Final = 0.01
 BURST: Final = 3
 WAIT: Final = 5.0

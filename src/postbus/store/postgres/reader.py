@@ -23,8 +23,6 @@ from postbus.store.postgres.connection import Address, Database, Sent, translate
 from postbus.store.records import decoding
 from postbus.store.session import Row
 
-__all__ = ["PostgresReader"]
-
 QUERY: Final = "read_on"
 QUICK: Final = "read_right_on"
 BRISK: Final = 0.05

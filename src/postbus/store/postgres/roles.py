@@ -5,8 +5,6 @@ from importlib import resources
 
 from postbus.store.postgres.connection import Address, Database, put_schema, translated
 
-__all__ = ["grant_roles", "roles_script", "roles_statements"]
-
 
 def roles_script(url: str) -> str:
     """Return the SQL that makes the roles and grants them what they need, without a connection.

@@ -12,8 +12,6 @@ from postbus.errors import InvalidRequest
 from postbus.store.postgres.connection import Address, translate
 from postbus.store.source import Columns, SourceRow, split_name
 
-__all__ = ["open_source"]
-
 FETCH: Final = 1_000
 UNHURRIED: Final = (
     "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL statement_timeout = 0;"

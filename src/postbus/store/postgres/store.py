@@ -51,8 +51,6 @@ from postbus.store.session import Row, Session
 from postbus.store.staging import require_all
 from postbus.store.transaction import CallersTransaction
 
-__all__ = ["Address", "PostgresStore", "migration_script"]
-
 R = TypeVar("R")
 MAX_IDLE: Final = 8
 PUBLISH: Final = 10_000

@@ -26,8 +26,6 @@ from postbus.errors import (
 )
 from postbus.tracing import spans
 
-__all__ = ["Link"]
-
 CONNECT_SECONDS: Final = 5.0
 ANSWER_SECONDS: Final = 30.0
 IDLE_SECONDS: Final = 30.0

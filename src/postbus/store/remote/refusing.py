@@ -5,8 +5,6 @@ from typing import Any, NoReturn
 
 from postbus.errors import InvalidRequest
 
-__all__ = ["DatabaseOnly", "needs_database"]
-
 
 def needs_database(what: str) -> InvalidRequest:
     """Return why something cannot be done here."""

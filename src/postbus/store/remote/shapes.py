@@ -24,32 +24,6 @@ from postbus.model import (
 from postbus.payload import MAX_PAYLOAD
 from postbus.store.contract import Claimed, Rewound, Settled, Work
 
-__all__ = [
-    "BREAKER",
-    "CHANGED",
-    "CHECKPOINTS",
-    "CLAIMED",
-    "ENTRIES",
-    "EVENT",
-    "EVENTS",
-    "EVENT_PAGE",
-    "HANDLERS",
-    "LEASES",
-    "LETTER_PAGE",
-    "MAX_BATCH",
-    "MOST_CLAIMED",
-    "MOST_LISTED",
-    "MOST_PUBLISHED",
-    "MOST_SETTLED",
-    "REWOUND",
-    "SETTLED",
-    "SPAN",
-    "STANDING",
-    "STATS",
-    "SUBSCRIPTION",
-    "WORK",
-]
-
 MOST_PUBLISHED: Final = 10_000
 """How many events one batch may hold: all or none of them are stored."""
 MAX_BATCH: Final = 8 * MAX_PAYLOAD

@@ -46,8 +46,6 @@ from postbus.store.remote.link import Link
 from postbus.store.remote.refusing import DatabaseOnly, needs_database
 from postbus.store.remote.watch import Waker
 
-__all__ = ["RemoteStore"]
-
 T = TypeVar("T")
 WAKE_WAIT: Final = 30.0
 LONG: Final = 600.0

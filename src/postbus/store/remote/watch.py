@@ -7,8 +7,6 @@ from typing import Final
 
 from postbus.errors import PostbusError
 
-__all__ = ["RemoteWatch", "Waker"]
-
 UNKNOWN: Final = -1
 SHORTEST: Final = 0.02
 """So long a request takes at least, with the pause after it: where much happens, once in a while is enough."""

@@ -24,8 +24,6 @@ from postbus.store.queries import load_queries
 from postbus.store.session import Row
 from postbus.store.sqlite import wal_index
 
-__all__ = ["SQL", "SQLITE_ERRORS", "Database", "require_safe_sqlite", "translate", "translated"]
-
 R = TypeVar("R")
 SQL: Final = load_queries("postbus.store.sqlite")
 WITHOUT_WAL_RESET_BUG: Final = ((3_051_003, 4_000_000), (3_050_007, 3_051_000), (3_044_006, 3_045_000))

@@ -10,8 +10,6 @@ from postbus.errors import UnsafeStore
 from postbus.store.contract import Finding
 from postbus.store.sqlite.connection import Database, require_safe_sqlite
 
-__all__ = ["condition", "inspect"]
-
 LOW_SPACE: Final = 256 * 1024 * 1024
 ARCHIVE: Final = "postbus pipeline archive --lake DIR --older-than 30d"
 

@@ -11,8 +11,6 @@ from postbus.errors import InvalidRequest, NotFound
 from postbus.store.source import Columns, SourceRow, split_name
 from postbus.store.sqlite.connection import SQLITE_ERRORS, require_safe_sqlite, translate
 
-__all__ = ["open_source"]
-
 
 @contextmanager
 def open_source(path: Path, table: str, columns: Columns) -> Generator["SqliteSource"]:

@@ -15,8 +15,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-__all__ = ["forget_removed", "hold", "is_of_another", "leave_to_parent", "release"]
-
 File = tuple[int, int]
 """The device and the number of a file."""
 FIRST_BYTE: Final = 128

@@ -18,8 +18,6 @@ from typing import Final
 
 from postbus.store.sqlite.connection import Database
 
-__all__ = ["FileWatch"]
-
 LOOK_EVERY: Final = 0.004
 LOOK_ANYWAY: Final = 0.05
 """How often to look where changes are told: they might not be, on a drive that is not as local as it seems."""
