@@ -62,6 +62,16 @@ def test_the_order_holds_over_single_claims(op: Operator):
     assert [op.take().id for _ in events] == expected
 
 
+def test_what_is_handed_back_comes_before_new_events_at_once(op: Operator):
+    """Also from the process that has just had it, and within the same moment (S0.2)."""
+    op.publish()
+    second = op.publish()
+    op.take()
+    op.store.release([op.take().lease], "w")
+    op.publish()
+    assert op.take().id == second.id
+
+
 def test_no_more_than_the_limit_is_claimed(op: Operator):
     """The rest stays for others."""
     events = op.publish_all(*[{"type": "a"}] * 10)
