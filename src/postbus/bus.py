@@ -33,7 +33,7 @@ from postbus.errors import (
 from postbus.execution import Execution, describe
 from postbus.follow import CheckpointMode, Follow, InstanceMode, OnFailure, make_follow
 from postbus.follower import Follower
-from postbus.handlers import Handler, Handlers, OnError, check_subscription, make_handler
+from postbus.handlers import Handler, Handlers, OnError, Start, check_subscription, make_handler
 from postbus.loop import Bell, Loop, Signal
 from postbus.model import (
     AttemptError,
@@ -78,6 +78,7 @@ class HandlerOptions(TypedDict, total=False):
     breaker: Breaker | None
     model: Any
     transactional: bool
+    start: Start
 
 
 class FollowOptions(TypedDict, total=False):
@@ -90,7 +91,7 @@ class FollowOptions(TypedDict, total=False):
     batch_size: int
     batch: int | None
     on_error: OnFailure
-    start: str | int
+    start: Start
     lease: float
     model: Any
 
@@ -221,8 +222,8 @@ class EventBus:
             self._opened_in = self._process
 
     def _ensure(self, store: Store, handler: Handler) -> None:
-        interest = handler.interest
-        Subscriptions(store, self.worker_id).ensure(handler.subscription, interest.pattern, sorted(interest.tags))
+        wanted, name = handler.interest, handler.subscription
+        Subscriptions(store, self.worker_id).ensure(name, wanted.pattern, sorted(wanted.tags), start=handler.start)
 
     def _follower(self, store: Store, follow: Follow) -> Follower:
         return Follower(store, follow, worker_id=self.worker_id, poll_interval=self.settings.poll_interval)
@@ -330,8 +331,9 @@ class EventBus:
 
         `handler` is a plain or an async function of (event) or (event, ctx); a `transactional` one is a plain function
         of (event, tx) or (event, ctx, tx), whose writes through `tx` are stored with its outcome. A `subscription`
-        that does not exist yet is made, for this pattern and from now on; one that exists is widened to it. If the bus
-        has not been used yet, this happens at its first use, before anything else.
+        that does not exist yet is made for this pattern, and gets what is in the log already: from the `beginning`,
+        unless `start` says `now` or after which id. One that exists is widened to the pattern, from where it stands. If
+        the bus has not been used yet, this happens at its first use, before anything else.
         """
         self._open()
         if unknown := ", ".join(sorted(options.keys() - HandlerOptions.__annotations__.keys())):

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Any, Final, Literal, get_args
 
 from postbus.errors import InvalidRequest
-from postbus.handlers import Handler, make_follower
+from postbus.handlers import Handler, Start, check_start, make_follower
 from postbus.model import Event
 from postbus.retry import RetryPolicy
 
@@ -59,7 +59,7 @@ class Follow:
     batch_size: int
     batch: int | None
     on_error: OnFailure
-    start: str | int
+    start: Start
     lease: float
 
     def call(self, events: Sequence[Event], *context: Any, **named: Any) -> Any:
@@ -80,7 +80,7 @@ def make_follow(
     batch_size: int = 100,
     batch: int | None = None,
     on_error: OnFailure = "dead_letter",
-    start: str | int = "beginning",
+    start: Start = "beginning",
     lease: float = 10.0,
     model: Any = None,
 ) -> Follow:
@@ -96,8 +96,6 @@ def make_follow(
             raise InvalidRequest(f"{what} is a number of events from 1 to {MOST:,}")
     if not SHORTEST_LEASE <= lease <= MOST:
         raise InvalidRequest(f"lease is {SHORTEST_LEASE} seconds or more")
-    if not (start in ("beginning", "now") or (type(start) is int and start >= 0)):
-        raise InvalidRequest("start is 'beginning', 'now' or an id")
     handler = make_follower(pattern, function, subscription=name, tags=tags, model=model)
     if handler.transactional and checkpoint.size > 1:
         raise InvalidRequest("a handler with tx commits its checkpoint with its writes: batch=… takes many at a time")
@@ -110,6 +108,6 @@ def make_follow(
         batch_size=max(batch_size, batch or 1),
         batch=batch,
         on_error=on_error,
-        start=start,
+        start=check_start(start),
         lease=lease,
     )

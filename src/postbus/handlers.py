@@ -19,9 +19,9 @@ from postbus.model import Event
 from postbus.pattern import Interest, check_pattern
 from postbus.retry import RetryPolicy
 
-__all__ = ["PLAIN", "Handler", "Handlers", "Match", "OnError", "check_subscription", "make_follower", "make_handler"]
-
 OnError = Literal["retry", "record"]
+Start = Literal["beginning", "now"] | int
+"""Where a new subscription begins: before or after all that is in the log, or after an id."""
 DEFAULT_TIMEOUT: Final = 30.0
 MAX_NAME: Final = 100
 MAX_MATCHES: Final = 10_000
@@ -64,6 +64,8 @@ class Handler:
     breaker: Breaker | None
     model: Any = None
     transactional: bool = False
+    start: Start = "beginning"
+    """Where its subscription begins, if this handler is the first to name it."""
 
     @cached_property
     def name(self) -> str:
@@ -174,6 +176,7 @@ def make_handler(
     breaker: Breaker | None = None,
     model: Any = None,
     transactional: bool = False,
+    start: Start = "beginning",
 ) -> Handler:
     """Return a handler; raise InvalidRequest, naming the option that is wrong."""
     _check_callable(function)
@@ -199,6 +202,7 @@ def make_handler(
         breaker=breaker,
         model=model,
         transactional=transactional,
+        start=check_start(start),
     )
     if transactional and made.is_async:
         raise InvalidRequest("an async function cannot be transactional: others would wait for its lock at every await")
@@ -301,6 +305,17 @@ def check_subscription(name: object) -> str:
     if not isinstance(name, str) or not name or not name.isprintable() or "/" in name or len(name) > MAX_NAME:
         raise InvalidRequest(f"a subscription's name is 1 to {MAX_NAME} printable characters without a slash")
     return name
+
+
+def check_start(start: object) -> Start:
+    """Return where a subscription is to begin if it can begin there; raise InvalidRequest if not."""
+    match start:
+        case "beginning" | "now":
+            return start
+        case int() if start >= 0 and type(start) is int:
+            return start
+        case _:
+            raise InvalidRequest(f"start is 'beginning', 'now' or an id, not {start!r:.80}")
 
 
 class Match(NamedTuple):

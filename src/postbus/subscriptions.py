@@ -6,8 +6,8 @@ from datetime import datetime, timedelta
 from typing import Final, Literal
 
 from postbus.errors import Conflict, InvalidRequest, NotFound
-from postbus.handlers import check_subscription
-from postbus.model import Mode, Subscription
+from postbus.handlers import Start, check_start, check_subscription
+from postbus.model import Mode, Stream, Subscription
 from postbus.observe import tell
 from postbus.pattern import check_pattern
 from postbus.retry import RetryPolicy
@@ -52,9 +52,9 @@ class Subscriptions:
         tags: Sequence[str] = (),
         lease: float | timedelta | None = None,
         retry: RetryPolicy | None = None,
-        start: Literal["now", "beginning"] | int = "now",
+        start: Start = "now",
     ) -> Subscription:
-        """Make a subscription that gets what is published after `start`; raise Conflict if the name is taken."""
+        """Make a subscription that gets what comes after `start`; raise Conflict if the name is taken."""
         wanted = [patterns] if isinstance(patterns, str) else list(patterns)
         if not wanted:
             raise InvalidRequest("a subscription needs a pattern")
@@ -63,8 +63,6 @@ class Subscriptions:
         length = timedelta(seconds=lease) if isinstance(lease, int | float) else lease
         if length is not None and not SHORTEST_LEASE <= length <= LONGEST_LEASE:
             raise InvalidRequest("lease must lie between a tenth of a second and a year")
-        if isinstance(start, str) and start not in ("now", "beginning"):
-            raise InvalidRequest("start is 'now', 'beginning' or an id")
         return self._store.create_subscription(
             check_subscription(name),
             [check_pattern(each) for each in wanted],
@@ -72,20 +70,31 @@ class Subscriptions:
             mode=Mode(mode),
             lease=length,
             retry=retry,
-            start=start,
+            start=check_start(start),
         )
 
-    def ensure(self, name: str, pattern: str, tags: Sequence[str] = ()) -> None:
-        """Make sure a queue subscription exists and wants this pattern with these tags (none: with any)."""
+    def ensure(self, name: str, pattern: str, tags: Sequence[str] = (), *, start: Start = "beginning") -> None:
+        """Make sure a queue subscription exists and wants this pattern with these tags (none: with any).
+
+        One that does not exist yet begins at `start`.
+        """
         if all(each.name != name for each in self.list()):
-            try:
-                self.create(name, pattern, tags=tags)
-            except Conflict:
-                tell(logging.DEBUG, "subscription_made_elsewhere", subscription=name)
+            self._create_for_handler(name, pattern, tags, start)
         if self.get(name).mode is Mode.ORDERED:
             raise ordered(name)
         if self._store.widen_subscription(name, pattern, tags):
             tell(logging.INFO, "subscription_widened", subscription=name, pattern=pattern, tags=list(tags))
+
+    def _create_for_handler(self, name: str, pattern: str, tags: Sequence[str], start: Start) -> None:
+        log = self._store.span(Stream.EVENTS)
+        try:
+            self.create(name, pattern, tags=tags, start=start)
+        except Conflict:
+            tell(logging.DEBUG, "subscription_made_elsewhere", subscription=name)
+            return
+        waiting = next((each.pending for each in self._store.stats().subscriptions if each.name == name), 0)
+        position = {"beginning": log.pruned, "now": log.head}.get(str(start), start)
+        tell(logging.INFO, "subscription_created", subscription=name, position=position, waiting=waiting)
 
     def pause(self, name: str) -> None:
         """Have nothing more claimed from it; what runs goes on."""
@@ -96,10 +105,11 @@ class Subscriptions:
         self._store.pause_subscription(name, paused=False)
 
     def rewind(self, name: str, to: int | datetime | Literal["beginning", "now"], *, dry_run: bool = False) -> Rewound:
-        """Have an ordered subscription go on after an id, from a moment, from the beginning, or from now on.
+        """Have an ordered subscription or a queue go on after an id, from a moment, the `beginning`, or from `now` on.
 
-        Tells how many events are handled again, and how many of its dead and parked ones are discarded since their
-        events come again; with `dry_run` it only tells. Whoever reads it begins there at once.
+        A queue goes back only. Its events after that position are handed out again, completed and dead ones too, and
+        leases on them are lost. Returns how many events come again, and how many unfinished or dead deliveries are
+        discarded because their events come again; with `dry_run` nothing is changed.
         """
         return self._store.rewind(name, to, self._actor, dry_run=dry_run)
 

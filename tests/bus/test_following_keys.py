@@ -155,7 +155,7 @@ def test_a_rewind_begins_the_key_anew(bus: EventBus, eventually: Eventually):
     with bus:
         bus.wait_for("s", events["A4"].id, timeout=LONG)
         made.broken.clear()
-        assert bus.subscriptions.rewind("s", events["A1"].id) == Rewound(events["A1"].id, 3, 3)
+        assert bus.subscriptions.rewind("s", events["A1"].id) == Rewound(events["A1"].id, 3, 3, before=events["A4"].id)
         eventually(lambda: made.done == keyed("A", 1, 4))
         bus.wait_for("s", publish_keyed(bus, "A5")["A5"].id, timeout=LONG)
     assert made.done == keyed("A", 1, 5)

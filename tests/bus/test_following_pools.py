@@ -171,8 +171,10 @@ def test_a_rewind_takes_effect_while_it_runs(bus: EventBus, eventually: Eventual
     events = publish(bus, *range(5))
     with bus:
         bus.wait_for("s", events[-1].id, timeout=LONG)
-        assert bus.subscriptions.rewind("s", events[1].id, dry_run=True) == Rewound(events[1].id, 3, 0)
-        assert bus.subscriptions.rewind("s", events[1].id) == Rewound(events[1].id, 3, 0)
+        assert bus.subscriptions.rewind("s", events[1].id, dry_run=True) == Rewound(
+            events[1].id, 3, 0, before=events[4].id
+        )
+        assert bus.subscriptions.rewind("s", events[1].id) == Rewound(events[1].id, 3, 0, before=events[4].id)
         eventually(lambda: len(seen) == 8)
         bus.wait_for("s", publish(bus, 5)[-1].id, timeout=LONG)
         assert seen == [0, 1, 2, 3, 4, 2, 3, 4, 5]

@@ -111,17 +111,41 @@ def test_unsubscribing_takes_the_stored_handler_away(bus: EventBus):
     assert [each.id for each in bus.store.handlers()] == [second]
 
 
-def test_a_subscription_of_ones_own_is_made_from_now_on(still: EventBus):
-    """For the handler's pattern; what came before is not delivered to it."""
+@pytest.mark.parametrize(("start", "begun"), [(None, 0), ("beginning", 0), ("now", 3), (1, 1)])
+def test_a_handler_that_names_a_new_subscription_makes_it(
+    still: EventBus, caplog: pytest.LogCaptureFixture, start: Any, begun: int
+):
+    """For its pattern, from the beginning of the log unless `start` says otherwise; the log tells from where (N.29)."""
     ran: list[int] = []
-    still.publish("order.placed")
-    still.subscribe("order.*", lambda event: ran.append(event.id), subscription="billing")
-    event = still.publish("order.placed")
-    still.publish("user.made")
+    ids = [still.publish(name).id for name in ("order.placed", "user.made", "order.placed")]
+    options: dict[str, Any] = {} if start is None else {"start": start}
+    with caplog.at_level("INFO", logger="postbus"):
+        still.subscribe("order.*", lambda event: ran.append(event.id), subscription="billing", **options)
+    ids.append(still.publish("order.paid").id)
     drain(still)
-    assert ran == [event.id]
+    assert ran == [each for each in ids if each > begun and each != ids[1]]
     made = {each.name: each for each in still.subscriptions.list()}["billing"]
     assert made.patterns == ("order.*",)
+    assert f"subscription_created: subscription='billing' position={begun} waiting={len(ran) - 1}" in caplog.messages
+
+
+def test_where_a_subscription_begins_counts_only_for_the_first_that_names_it(still: EventBus):
+    """A second handler joins it where it stands."""
+    ran: list[str] = []
+    still.publish("order.placed")
+    still.subscribe("order.*", lambda event: ran.append(event.type), subscription="billing", start="now")
+    still.subscribe("user.*", lambda event: ran.append(event.type), subscription="billing", start="beginning")
+    still.publish("user.made")
+    drain(still)
+    assert ran == ["user.made"]
+
+
+@pytest.mark.parametrize("start", ["yesterday", -1, 1.5, True, None])
+def test_a_start_that_is_none_is_refused(bus: EventBus, start: Any):
+    """With what would do; nothing is registered."""
+    with pytest.raises(InvalidRequest, match="start is 'beginning', 'now' or an id"):
+        bus.subscribe("a", print, subscription="s", start=start)
+    assert bus.handlers == ()
 
 
 def test_a_second_handler_widens_the_subscription(still: EventBus):

@@ -209,7 +209,7 @@ def test_a_dry_run_tells_what_is_handled_again_and_discarded(shop, cli, data):
         "name": "sales", "from": 7, "position": 0, "again": 6, "passed_over": 0, "discarded": 3, "dry_run": True,
     }  # fmt: skip
     shown = cli("subscriptions", "rewind", "sales", "--to", "beginning", "--dry-run")
-    assert "sales would go on after 0 instead of 7: 6 events handled again, 3 dead or parked" in shown.stderr
+    assert "sales would go on after 0 instead of 7: 6 events handled again, 3 unfinished or dead" in shown.stderr
     assert not shown.stdout
     row = sales(data)
     assert (row["checkpoint"]["position"], row["dead"], row["parked"]) == (7, 1, 2)
@@ -220,7 +220,7 @@ def test_what_is_lost_is_shown_before_it_is_agreed_to(verb, shop, cli, data):
     """Without a terminal `--yes` must be given: exit 2, with the figures, and nothing changed."""
     told = cli("subscriptions", *verb, expect=2).stderr
     assert "There is no terminal to ask at: add --yes" in told
-    assert "4 events handled again, 2 dead or parked" in told or "3 unfinished events: 1 dead, 2 parked" in told
+    assert "4 events handled again, 2 unfinished or dead" in told or "3 unfinished events: 1 dead, 2 parked" in told
     row = sales(data)
     assert (row["checkpoint"]["position"], row["dead"], row["parked"]) == (7, 1, 2)
 
@@ -278,18 +278,36 @@ def test_a_position_that_is_not_there_is_wrong_usage(to, told, shop, cli, data):
     assert sales(data)["checkpoint"]["position"] == 7
 
 
-def test_only_ordered_subscriptions_are_rewound(shop, cli, data):
-    """A queue and a Spark stream are refused with what to do instead; they keep what they have."""
+def test_a_queue_goes_back_after_a_preview(shop, cli, data):
+    """Completed and dead events are handled again; forwards it does not go (N.29)."""
     bus = EventBus(shop)
     bus.subscriptions.create("mail", "*", start="beginning")
+    for _ in range(7):
+        delivery = bus.poll(subscription="mail", worker_id="w")
+        bus.finalize(delivery, success=delivery.id != 4, retry=False)
+    shown = cli("subscriptions", "rewind", "mail", "--to", "2", "--dry-run").stderr
+    assert (
+        "mail would go on after 2 instead of 7: 5 events handled again, 1 unfinished or dead event discarded" in shown
+    )
+    assert "they run again: also for events that were completed" in shown
+    assert bus.poll(subscription="mail", worker_id="w") is None
+    told = data("subscriptions", "rewind", "mail", "--to", "2", "--yes")
+    assert (told["from"], told["position"], told["again"], told["discarded"]) == (7, 2, 5, 1)
+    bus.shutdown()
+    row = by_name(data("subscriptions", "list"))["mail"]
+    assert (row["pending"], row["dead"]) == (5, 0)
+    refused = cli("subscriptions", "rewind", "mail", "--to", "now", "--yes", expect=2).stderr
+    assert "rewind to a position from 0 to 2, not 7" in refused
+
+
+def test_a_spark_stream_is_neither_rewound_nor_paused(shop, cli, data):
+    """It is told what to do instead, and keeps what it has."""
+    bus = EventBus(shop)
     bus.store.consumer("lake", Stream.EVENTS, 3)
     bus.shutdown()
-    told = cli("subscriptions", "rewind", "mail", "--to", "beginning", "--yes", expect=2).stderr
-    assert "postbus pipeline replay --into subscription --target mail" in told
     assert "Spark stream" in cli("subscriptions", "rewind", "lake", "--to", "0", "--yes", expect=2).stderr
     assert "Spark stream" in cli("subscriptions", "pause", "lake", expect=2).stderr
-    rows = by_name(data("subscriptions", "list"))
-    assert (rows["mail"]["pending"], rows["lake"]["checkpoint"]["position"]) == (7, 3)
+    assert by_name(data("subscriptions", "list"))["lake"]["checkpoint"]["position"] == 3
 
 
 @pytest.mark.parametrize("verb", [["pause"], ["resume"], ["rewind", "--to", "now", "--yes"], ["delete", "--yes"]])
@@ -341,7 +359,7 @@ def test_on_a_terminal_it_asks_with_the_figures(answer, left, shop, command, dat
     _, told = process.communicate(timeout=60)
     os.close(terminal)
     os.close(keyboard)
-    assert "Rewind sales from 7 to 0: 6 events handled again, 3 dead or parked events discarded?" in told
+    assert "Rewind sales from 7 to 0: 6 events handled again, 3 unfinished or dead events discarded?" in told
     assert process.returncode == (0 if answer == "y" else 1)
     assert sales(data)["checkpoint"]["position"] == left
 

@@ -7,7 +7,6 @@ import pytest
 from postbus.errors import InvalidRequest
 from postbus.model import Mode, Status, Stream
 from tests.contract.stores import DEAD, RETRY, Operator, ids
-from tests.kinds import on_sqlite
 
 
 def test_what_is_finished_comes_again_as_if_it_were_new(op: Operator):
@@ -56,7 +55,6 @@ def test_several_of_the_same_are_one(op: Operator):
     assert len(op.take_all()) == 1
 
 
-@on_sqlite
 def test_an_erased_event_is_not_delivered_again(op: Operator):
     """Nothing of it is (P.5)."""
     event = op.publish("a")

@@ -17,7 +17,7 @@ from postbus import Discard, EventBus, StoreUnavailable
 from postbus.dashboard.pages import PER_PAGE
 from postbus.dashboard.sessions import COOKIE
 from postbus.http.app import create_app
-from postbus.model import Stream
+from postbus.model import Delivery, Stream
 from tests.dashboard.asking import act, confirm, dead, kill, see
 from tests.http.serving import Served, serving
 
@@ -292,6 +292,25 @@ def test_an_orphan_is_taken_back(served: Served):
     assert act(served, f"events/{event.id}/reset", subscription="default").status_code == 303
     assert served.bus.get(event.id).status == "PENDING"
     assert served.bus.store.logs(event.id)[-1].worker_id == "dashboard"
+
+
+def test_a_queue_is_rewound_after_a_preview(served: Served):
+    """What was completed is handed out again, once it was confirmed (N.29)."""
+    events = served.bus.publish_many([{"type": "a"}] * 3)
+    for _ in events:
+        served.bus.finalize(taken(served.bus), success=True)
+    preview = see(served, "subscriptions/default/rewind", to=str(events[0].id))
+    assert f"It goes on after {events[0].id} instead of {events[2].id}." in preview
+    assert "Handled again 2 events" in preview
+    assert act(served, "subscriptions/default/rewind", to=str(events[0].id)).headers["location"].endswith("count=2")
+    assert [taken(served.bus).id for _ in range(2)] == [each.id for each in events[1:]]
+
+
+def taken(bus: EventBus) -> Delivery:
+    """Return what is due."""
+    delivery = bus.poll(worker_id="w:1")
+    assert delivery is not None
+    return delivery
 
 
 def test_a_subscription_is_paused_and_rewound_after_a_preview(served: Served):

@@ -364,7 +364,7 @@ def test_a_rewind_waits_for_claims_that_hold_rows_and_no_cursor(
         assert taken.lone == ids[1:]
         crew.start(lambda: store.rewind("default", 0, "operator"))
         eventually(lambda: third.run("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"))
-    assert crew.join() == [Rewound(0, 2, 2)]
+    assert crew.join() == [Rewound(0, 2, 2, before=ids[1])]
     assert other.finish(taken) == [1]
     assert other.claim().block == ids
 
@@ -374,7 +374,7 @@ def test_a_rewind_ends_leases_and_rows_above_its_target(bus: Client):
     ids = bus.publish(*[{}] * 6)
     before = bus.claim()
     assert bus.finish(before._replace(block=ids[4:5], epochs=before.epochs[4:5])) == []
-    assert bus.store.rewind("default", ids[2], "operator") == Rewound(ids[2], 3, 2)
+    assert bus.store.rewind("default", ids[2], "operator") == Rewound(ids[2], 3, 2, before=ids[5])
     assert bus.claim().block == ids[3:]
     assert bus.finish(before) == [4, 5, 6]
     with pytest.raises(InvalidRequest):

@@ -23,6 +23,10 @@ __all__ = ["group"]
 
 LEFT: Final = {State.PENDING: "pending", State.LEASED: "processing", State.DEAD: "dead", State.PARKED: "parked"}
 QUEUES: Final = "NAME  MODE  WANTS  TAGS  PAUSED  LEASE  RETRIES  HANDLERS  PENDING  PROCESSING  DEAD"
+EFFECTS_STAY: Final = {
+    Mode.QUEUE: "what its handlers did stays done, and they run again: also for events that were completed",
+    Mode.ORDERED: "what it has built stays; to build it anew: pause, rewind, empty what it built, resume",
+}
 READERS: Final = "NAME  MODE  WANTS  TAGS  PAUSED  POSITION  LAG  WAITS  READ BY  LEASE LEFT  DEAD  PARKED"
 
 group = typer.Typer(name="subscriptions", no_args_is_help=True, epilog="Example: postbus subscriptions list")
@@ -153,44 +157,46 @@ def _set_paused(name: str, *, paused: bool, url: str | None, output: Output) -> 
 def rewind(
     name: Name, *, to: To, dry_run: DryRun = False, yes: Yes = False, url: Url = None, output: Format = Output.TABLE
 ) -> None:
-    """Have an ordered subscription go on elsewhere, back or forwards.
+    """Have a queue or an ordered subscription go on after another position, and handle events again.
 
-    Back, it handles events again; forwards, it passes some over. After an id, the next event is the first above it;
-    with `now` it is the next one published. A moment is one such as 2030-01-31T12:00:00Z.
+    After an id, the next event is the first above it; with `now` it is the next one published. A moment is one such as
+    2030-01-31T12:00:00Z.
 
-    Dead and parked events after the new position are discarded, since they come again. Whoever reads begins there at
-    once. What the follower has built is not undone: to build it anew, pause it, rewind it, empty what it built, and
-    resume it.
+    A queue goes back only. Every event it wants after the new position is handled again, completed and dead ones too;
+    what is leased is lost to its worker.
+
+    An ordered subscription also goes forwards, and passes events over. Its follower begins there at once. What the
+    follower has built is not undone: to build it anew, pause it, rewind it, empty what it built, and resume it.
+
+    Unfinished and dead deliveries after the new position are discarded, since their events come again.
     """
     target = _target(to)
     with existing_store(url) as store:
         before = _rewindable(store, name, target)
+        idle = before.mode is Mode.ORDERED and _reader_of(store, name) is None
         pruned = store.span(Stream.EVENTS).pruned
         with stderr().status("counting …"):
             found = store.rewind(name, target, ACTOR, dry_run=True)
         if found.again and output is Output.TABLE:
-            say(
-                "what it has built stays; to build it anew: pause, rewind, empty what it built, resume",
-                style="dim",
-            )
+            say(EFFECTS_STAY[before.mode], style="dim")
         if pruned and found.position == pruned and output is Output.TABLE:
             say(f"everything up to {pruned:,} was archived and does not come again: it is in the lake", style="yellow")
         if not dry_run:
-            confirm(f"Rewind {name} from {before.position:,} to {found.position:,}: {_told(before, found)}?", yes=yes)
+            confirm(f"Rewind {name} from {found.before:,} to {found.position:,}: {_told(found)}?", yes=yes)
             with stderr().status("rewinding …"):
                 found = store.rewind(name, target, ACTOR)
         paused = find(store, name).paused
-    told = {"name": name, "from": before.position, "position": found.position, "again": found.again}
+    told = {"name": name, "from": found.before, "position": found.position, "again": found.again}
     told |= {"passed_over": found.skipped, "discarded": found.discarded, "dry_run": dry_run}
     emit(output, told, lambda: ())
     if output is Output.TABLE:
         say(
-            f"{name} {'would go' if dry_run else 'goes'} on after {found.position:,} instead of {before.position:,}: "
-            f"{_told(before, found)}"
+            f"{name} {'would go' if dry_run else 'goes'} on after {found.position:,} instead of {found.before:,}: "
+            f"{_told(found)}"
         )
         if not dry_run and paused:
             say(f"it is paused; to go on: postbus subscriptions resume {name}", style="dim")
-        elif not dry_run and before.reader is None:
+        elif not dry_run and idle:
             say("nobody reads it now: it goes on when its program is started", style="dim")
 
 
@@ -209,14 +215,9 @@ def _target(text: str) -> int | datetime | Literal["beginning", "now"]:
         ) from None
 
 
-def _rewindable(store: Store, name: str, target: int | datetime | str) -> Checkpoint:
-    """Return where an ordered subscription stands; raise InvalidRequest if it cannot go where it is to."""
+def _rewindable(store: Store, name: str, target: int | datetime | str) -> Subscription:
+    """Return a subscription that may be rewound; raise InvalidRequest if it cannot go where it is to."""
     found = find(store, name)
-    if found.mode is Mode.QUEUE:
-        raise InvalidRequest(
-            f"{name!r} is a queue, which has no position to rewind; to have it handle old events again: "
-            f"postbus pipeline replay --into subscription --target {name}"
-        )
     if found.mode is Mode.SPARK:
         raise InvalidRequest(
             f"{name!r} is read by a Spark stream, which goes on from its own checkpoint folder: start a new query "
@@ -227,19 +228,23 @@ def _rewindable(store: Store, name: str, target: int | datetime | str) -> Checkp
         raise InvalidRequest(
             f"there is no position {target:,} to go on after: {span.pruned:,} is the first, {span.head:,} the last"
         )
-    stand = next((each for each in store.checkpoints() if each.subscription == name), None)
-    if stand is None:
+    if found.mode is Mode.ORDERED and all(each.subscription != name for each in store.checkpoints()):
         raise NotFound(f"{name!r} has no checkpoint: postbus subscriptions delete {name}, and start its program anew")
-    return stand
+    return found
 
 
-def _told(before: Checkpoint, found: Rewound) -> str:
+def _reader_of(store: Store, name: str) -> str | None:
+    """Return who reads an ordered subscription now."""
+    return next((each.reader for each in store.checkpoints() if each.subscription == name), None)
+
+
+def _told(found: Rewound) -> str:
     """Return what a rewind leads to."""
     parts = [f"{many(found.again, 'event')} handled again"]
-    if found.position > before.position:
+    if found.position > found.before:
         parts = [f"{many(found.skipped, 'event')} between them passed over, never handled"]
     if found.discarded:
-        parts.append(f"{many(found.discarded, 'dead or parked event')} discarded")
+        parts.append(f"{many(found.discarded, 'unfinished or dead event')} discarded")
     return ", ".join(parts)
 
 

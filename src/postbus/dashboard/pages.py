@@ -178,7 +178,6 @@ async def subscriptions(room: Room, request: Request) -> Response:
         depth=depth,
         look=look and look.value,
         now=await room.board.read(room.store.now),
-        ordered=Mode.ORDERED,
         title="Subscriptions",
     )
 

@@ -170,7 +170,10 @@ async def resume_subscription(request: Request, name: SubscriptionPath) -> Respo
     answers={200: answer("What comes again", OBJECT), 404: PROBLEM, 409: PROBLEM, 415: PROBLEM, 408: PROBLEM},
 )
 async def rewind_subscription(request: Request, name: SubscriptionPath) -> Response:
-    """Have an ordered subscription go on elsewhere; `dry_run` only tells what would come again."""
+    """Have a queue or an ordered subscription go on after another position; `dry_run` changes nothing.
+
+    A queue goes back only.
+    """
     at, given = desk(request), await read_model(request, wire.Rewind)
     to: Any = (
         given.to

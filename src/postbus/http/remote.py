@@ -566,7 +566,7 @@ async def store_delete(request: Request) -> Response:
     answers={200: stored("StoredRewound", "What comes again"), 409: PROBLEM, **FOUND},
 )
 async def store_rewind(request: Request) -> Response:
-    """Have an ordered subscription go on elsewhere; `dry_run` only tells what would come again."""
+    """Have a queue or an ordered subscription go on after another position; `dry_run` changes nothing."""
     at, given = desk(request), await read_model(request, asks.SubscriptionRewind)
     to: Any = given.to if isinstance(given.to, int) or given.to in ("beginning", "now") else wire.moment_of(given.to)
     done = await at.gate.read(at.bus.store.rewind, given.name, to, given.actor, dry_run=given.dry_run)

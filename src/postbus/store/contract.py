@@ -224,9 +224,11 @@ class Rewound(NamedTuple):
     again: int
     """How many events are handled again."""
     discarded: int
-    """How many deliveries go, dead and parked ones too, since their events come again."""
+    """How many deliveries go, unfinished and dead ones, because their events come again."""
     skipped: int = 0
     """How many events are passed over, by one that goes forwards."""
+    before: int = 0
+    """Where the subscription stood."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -446,9 +446,9 @@ def rewinding(session: Session, name: str, to: int | datetime | str) -> Rewound:
     if session.catalog.subscription(name).mode is Mode.ORDERED:
         behind = sum(event_id > goal for event_id, *_ in standing(session, name))
         again, skipped = count_wanted(session, name, goal, stood), count_wanted(session, name, stood, goal)
-        return Rewound(goal, again, behind, skipped)
+        return Rewound(goal, again, behind, skipped, before=stood)
     behind = session.db.value("count_unleased", (number, goal)) + len(leased_after(session, number, goal))
-    return Rewound(goal, count_waiting(session, name, goal, stood), behind)
+    return Rewound(goal, count_waiting(session, name, goal, stood), behind, before=stood)
 
 
 def _position(session: Session, to: int | datetime | str) -> int:
@@ -470,13 +470,14 @@ def _check_rewind(session: Session, name: str, goal: int) -> int:
     whole = span(session, Stream.EVENTS)
     match session.catalog.subscription(name).mode:
         case Mode.ORDERED:
-            stood, last = session.db.value("position", (name,)) or 0, whole.head
+            stood, last, hint = session.db.value("position", (name,)) or 0, whole.head, ""
         case Mode.QUEUE:
             stood = last = session.db.run("cursor", (session.catalog.number(name),))[0][0]
+            hint = ": a queue goes back only"
         case Mode.SPARK:
             raise InvalidRequest(f"{name!r} is a Spark stream, whose own checkpoint decides: rewind another")
     if not whole.pruned <= goal <= last:
-        raise InvalidRequest(f"rewind to a position from {whole.pruned:,} to {last:,}, not {goal:,}")
+        raise InvalidRequest(f"rewind to a position from {whole.pruned:,} to {last:,}, not {goal:,}{hint}")
     return stood
 
 
