@@ -307,15 +307,11 @@ def check_subscription(name: object) -> str:
     return name
 
 
-def check_start(start: object) -> Start:
+def check_start(start: Any) -> Start:
     """Return where a subscription is to begin if it can begin there; raise InvalidRequest if not."""
-    match start:
-        case "beginning" | "now":
-            return start
-        case int() if start >= 0 and type(start) is int:
-            return start
-        case _:
-            raise InvalidRequest(f"start is 'beginning', 'now' or an id, not {start!r:.80}")
+    if start in ("beginning", "now") or (type(start) is int and start >= 0):
+        return start
+    raise InvalidRequest(f"start is 'beginning', 'now' or an id, not {start!r:.80}")
 
 
 class Match(NamedTuple):
