@@ -424,7 +424,7 @@ BUGS = (
     ),
     Bug(
         "lead-kept-by-a-traceback",
-        "store/committer.py",
+        "store/owned.py",
         "            self.manager.gen = weakref.proxy(self.manager.gen)\n",
         "",
         "tests/unit/test_committer.py -k any_line",
@@ -433,14 +433,14 @@ BUGS = (
     Bug(
         "locks-inherited",
         "store/sqlite/connection.py",
-        "        if INHERITED and (files := files_at(self._names))",
-        "        if False and (files := files_at(self._names))",
+        "        if wal_index.identity(path) in forks.INHERITED:",
+        "        if False:",
         "tests/crash/test_forks.py -k in_use_is_refused",
         "A forked child opens a file that its parent is in the midst of using",
     ),
     Bug(
         "open-across-a-fork",
-        "store/sqlite/store.py",
+        "store/sqlite/forks.py",
         "                held.enter_context(store.forking())",
         "                held.enter_context(suppress())",
         "fork-after-open sqlite 4",
@@ -449,7 +449,7 @@ BUGS = (
     Bug(
         "files-not-compared",
         "store/sqlite/connection.py",
-        "        if files_at(self._names) != self.files:\n            self._refuse_other_files()\n\n",
+        "        if self._files_there() != self._files:\n            self._refuse_other_files()\n\n",
         "        if False:\n            self._refuse_other_files()\n\n",
         "replaced-file sqlite 4",
         "Publishes go on into a file that was removed or replaced",
@@ -545,7 +545,7 @@ BUGS = (
     Bug(
         "second-library",
         "store/sqlite/connection.py",
-        "        if files_at(self._names) != self.files:\n            self._refuse_other_files()\n\n",
+        "        if self._files_there() != self._files:\n            self._refuse_other_files()\n\n",
         "        if False:\n            self._refuse_other_files()\n\n",
         "tests/unit/test_sqlite_file.py -k second_sqlite",
         "Locks that another SQLite library in the process has dropped are not missed",

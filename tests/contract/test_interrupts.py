@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 
 from postbus.payload import draft
-from postbus.store import Store, committer
+from postbus.store import Store, committer, owned
 from tests.conftest import Crew
 from tests.contract.stores import DONE, Operator
 from tests.interrupts import Interrupted, interrupted_at
@@ -64,7 +64,7 @@ def test_a_store_goes_on_after_an_interrupt_at_any_line(
     store: Store, op: Operator, verb: Callable[[Operator], None], error: type[BaseException], step: int
 ):
     """Later writes of all threads are done while the exception is kept, batches are whole, nothing waits (I2, I10)."""
-    modules = [committer, *(sys.modules[name] for name in TOUCHED if name in sys.modules)]
+    modules = [committer, owned, *(sys.modules[name] for name in TOUCHED if name in sys.modules)]
     kept: list[BaseException | None] = []
     published = 0
     for line in count(1, step):

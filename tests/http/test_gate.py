@@ -4,25 +4,22 @@ import asyncio
 import socket
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator
-from contextlib import asynccontextmanager, closing, contextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import apsw
 import pytest
 
 from postbus import EventBus, NotFound, RetryPolicy, Status, StoreUnavailable
-from postbus.http import errands as errands_module
 from postbus.http import gate as gate_module
 from postbus.http import publishing
-from postbus.http.errands import Hand, Haste
+from postbus.http.errands import Hand
 from postbus.http.gate import Gate
 from postbus.pattern import Interest
-from postbus.store import open_store
 from postbus.store.contract import Claim
 from tests.conftest import Crew
 from tests.http.serving import Served, place, serving
@@ -35,25 +32,18 @@ def served(kind: str, tmp_path: Path) -> Iterator[Served]:
         yield served
 
 
-def watched(served: Served, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return a list to which the names of threads come that publish."""
+def test_the_event_loop_writes_nothing_itself(served: Served, monkeypatch: pytest.MonkeyPatch):
+    """A commit waits for the disk, and would keep all other requests waiting: a lone event goes to a thread, too."""
     threads: list[str] = []
     publish = served.bus.store.publish
 
-    def noting(drafts: object) -> object:
+    def noting(drafts: Any) -> Any:
         threads.append(threading.current_thread().name)
-        return publish(drafts)  # pyright: ignore[reportArgumentType]
+        return publish(drafts)
 
     monkeypatch.setattr(served.bus.store, "publish", noting)
-    return threads
-
-
-def test_what_comes_alone_to_a_file_needs_no_thread(served: Served, kind: str, monkeypatch: pytest.MonkeyPatch):
-    """A server's first does, for it has yet to be connected to; so does what is not small."""
-    threads = watched(served, monkeypatch)
     served.publish()
-    served.publish(payload="x" * 100_000)
-    assert [name == "postbus-publish" for name in threads] == [kind == "postgres", True]
+    assert threads == ["postbus-publish"]
 
 
 def test_a_lock_held_elsewhere_keeps_nobody_else_waiting(tmp_path: Path, crew: Crew):
@@ -72,40 +62,6 @@ def test_a_lock_held_elsewhere_keeps_nobody_else_waiting(tmp_path: Path, crew: C
         (event,) = crew.join(30)
         assert served.total() == 1
         assert event["status"] == "PENDING"
-
-
-def test_a_slow_disk_is_left_to_the_threads(served: Served, kind: str):
-    """Once something took long, the loop does nothing itself for a while: it has others to answer."""
-    haste = Haste(served.bus.store)
-    if kind == "postgres":
-        assert haste.at_once(lambda: 1) is None
-        return
-    assert haste.at_once(lambda: 1) == (1,)
-    slow = threading.Event()
-    assert haste.at_once(lambda: slow.wait(0.2)) == (False,)
-    assert haste.at_once(lambda: 1) is None
-
-
-def test_a_disk_that_is_slow_now_and_then_is_not_a_slow_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """What takes longer may have a twentieth of the loop's time: that of a second at once, and then as time goes by."""
-    now = 100.0
-    monkeypatch.setattr(errands_module, "time", SimpleNamespace(monotonic=lambda: now))
-
-    def take(seconds: float) -> None:
-        nonlocal now
-        now += seconds
-
-    with place("sqlite", tmp_path) as url, closing(open_store(url)) as store:
-        haste = Haste(store)
-        done = [haste.at_once(lambda: take(0.01)) is not None for _ in range(20)]
-        assert done == [True] * 6 + [False] * 14
-        times = 0
-        for _ in range(1_000):
-            times += haste.at_once(lambda: take(0.01)) is not None
-            take(0.02)
-        assert 0.045 < times * 0.01 / (now - 100) < 0.055
-        take(60)
-        assert haste.at_once(lambda: take(0.01)) is not None
 
 
 # ── what is leased to somebody is his, or comes back ─────────────────────────────────────────────────────────────────
@@ -218,25 +174,6 @@ def test_who_was_answered_is_forgotten(bus: EventBus):
 
     asyncio.run(main())
     assert len(getattr(bus.store, "_looked", ())) <= 1_001
-
-
-def test_a_hint_that_fails_loses_no_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """When more falls due is not worth what was leased just before."""
-    bus = EventBus(f"sqlite:///{tmp_path / 'bus.db'}")
-    bus.publish("a")
-    store: Any = bus.store
-    store._looked = {(each.subscription, each.interests, each.blocked): -1 for each in map(claim_of, "ab")}
-
-    @contextmanager
-    def broken() -> Generator[Any]:
-        raise StoreUnavailable("too many open files")
-        yield
-
-    monkeypatch.setattr(store, "_read", broken)
-    first, second = store.claim_all([claim_of("a"), claim_of("b")])
-    assert len(first.deliveries) == 1
-    assert not second.deliveries
-    bus.shutdown()
 
 
 def test_a_hand_goes_on_after_an_error():

@@ -13,6 +13,7 @@ import pytest
 
 from postbus.errors import InvalidRequest, OutcomeUnknown
 from postbus.store import committer as committer_module
+from postbus.store import owned as owned_module
 from postbus.store.committer import Committer
 from tests.conftest import Crew
 from tests.interrupts import Interrupted, interrupted_at
@@ -368,7 +369,7 @@ def survives(
 
     def lead() -> bool:
         ready.wait()
-        was, raised = interrupted_at(line, error, lambda: call(committer), committer_module)
+        was, raised = interrupted_at(line, error, lambda: call(committer), committer_module, owned_module)
         kept.append(raised)
         with suppress(OutcomeUnknown):
             committer.run(lambda connection: connection.write("mine again"))
@@ -434,27 +435,6 @@ def test_a_transaction_lasts_while_anything_can_end_it(
     crew.start(end)
     crew.join()
     assert ledger.committed == [["kept"]]
-
-
-def test_one_in_a_hurry_leads_nobody_else(committer: Committer[Ledger], ledger: Ledger, crew: Crew, eventually: Any):
-    """Who queues up behind it runs his own: what was to be left undone would else be the neighbour's too."""
-    ran: list[int] = []
-
-    def note(connection: Ledger) -> None:
-        ran.append(threading.get_ident())
-        connection.write(len(ran))
-
-    slot = committer_module._Slot(note)
-    with committer.hurried():
-        assert committer._lead_or_wait(slot)
-        crew.start(lambda: committer.run(note))
-        eventually(lambda: len(committer._queue) == 2)
-        committer._gather(slot)
-        committer._run_group(slot.group)
-        committer._leave(slot)
-    crew.join()
-    assert ledger.committed == [[1], [2]]
-    assert ran[0] == threading.get_ident() != ran[1]
 
 
 def wait_until(holds: Callable[[], bool]) -> None:

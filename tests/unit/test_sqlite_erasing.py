@@ -75,7 +75,7 @@ def test_no_byte_of_what_was_pruned_is_left(path: Path):
 def test_what_a_reader_holds_goes_when_it_is_done_again(path: Path):
     """Whoever reads on keeps the WAL for its time; nobody waits for it for long (P.5)."""
     store = worked(path, 900)
-    with store._reader() as (reader, _), reader.snapshot():
+    with store._glance() as reader, reader.snapshot():
         reader.value("store_bytes")
         store.erase(key="ada", actor="privacy")
         assert left(path)

@@ -18,7 +18,7 @@ from postbus.pattern import Interest
 from postbus.payload import draft
 from postbus.retry import RetryPolicy
 from postbus.store import exists, open_store
-from postbus.store.contract import Claim, DeadFilter, Settlement, Step, WouldWait
+from postbus.store.contract import Claim, DeadFilter, Settlement, Step
 from postbus.store.sqlite import connection as connection_module
 from postbus.store.sqlite.connection import require_safe_sqlite
 from postbus.store.sqlite.store import SqliteStore
@@ -298,7 +298,7 @@ class Meter:
         """Watch the writer and one reader that stands for all."""
         with store._read():
             pass
-        self._connections = [store._database._apsw, *(reader._apsw for reader, _ in store._readers)]
+        self._connections = [store._database._apsw, *(reader._apsw for reader in store._readers)]
         self.steps = 0
         self.scans = 0
 
@@ -420,9 +420,7 @@ def test_statements_are_prepared_once_and_kept(store: SqliteStore):
         store.extend([each.lease for each in claim(store, 9)], RetryPolicy().delay(2))
 
     def misses() -> int:
-        return sum(
-            db._apsw.cache_stats()["misses"] for db in (store._database, *(reader for reader, _ in store._readers))
-        )
+        return sum(db._apsw.cache_stats()["misses"] for db in (store._database, *store._readers))
 
     live()
     live()
@@ -432,86 +430,19 @@ def test_statements_are_prepared_once_and_kept(store: SqliteStore):
     assert misses() == before
 
 
-# ── in a hurry ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_one_in_a_hurry_waits_for_no_other_process(store: SqliteStore, path: Path):
-    """It is told at once, nothing is stored, and the next time it may be free."""
-    elsewhere = other(path)
-    elsewhere.execute("BEGIN IMMEDIATE")
-    with store.hurried(), pytest.raises(WouldWait):
-        publish(store, 1)
-    elsewhere.execute("ROLLBACK")
-    elsewhere.close()
-    with store.hurried():
-        publish(store, 1)
-    assert store.stats().events == 1
-
-
-def test_one_in_a_hurry_waits_for_no_other_thread(store: SqliteStore, crew: Crew):
-    """Whoever has a transaction open in this process is not waited for either."""
-    held, done = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with store.transaction():
-            held.set()
-            done.wait(10)
-
-    crew.start(hold)
-    held.wait(10)
-    with store.hurried(), pytest.raises(WouldWait):
-        publish(store, 1)
-    done.set()
-    crew.join(10)
-    assert store.stats().events == 0
-
-
-def test_others_are_as_patient_as_ever_beside_one_in_a_hurry(store: SqliteStore, path: Path, crew: Crew):
-    """Another thread of the process waits for the lock, and gets it."""
-    elsewhere = other(path)
-    elsewhere.execute("BEGIN IMMEDIATE")
-    with store.hurried():
-        crew.start(lambda: publish(store, 1))
-        with pytest.raises(WouldWait):
-            publish(store, 1)
-        elsewhere.execute("ROLLBACK")
-        crew.join(10)
-    elsewhere.close()
-    assert store.stats().events == 1
-
-
-def test_only_the_first_write_is_in_a_hurry(store: SqliteStore, path: Path, crew: Crew):
-    """Whatever belongs to a write that was done is not left undone for a lock that is held by then."""
-    elsewhere = other(path)
-    with store.hurried():
-        publish(store, 1)
-        elsewhere.execute("BEGIN IMMEDIATE")
-        crew.start(lambda: threading.Event().wait(0.2) or elsewhere.execute("ROLLBACK"))
-        publish(store, 1)
-    crew.join(10)
-    elsewhere.close()
-    assert store.stats().events == 2
-
-
-def test_one_in_a_hurry_leaves_the_wal_to_the_next(store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Bringing it into the file takes far longer than a commit: whoever is not in a hurry does that, and it is done."""
+def test_a_wal_that_has_grown_is_brought_into_the_file(store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch):
+    """However many commits there are, the WAL is written from its start again, and everything is there."""
     monkeypatch.setattr(connection_module, "CHECKPOINT_PAGES", 40)
     wal = path.with_name(f"{path.name}-wal")
-    with suppress(WouldWait):
-        for _ in range(1_000):
-            with store.hurried():
-                publish(store, 1)
-    count = store.stats().events
-    assert count < 1_000, "it never owed anything"
     before = path.stat().st_size
-    publish(store, 1)
+    for _ in range(600):
+        publish(store, 1)
     assert path.stat().st_size > before
-    with store.hurried():
-        publish(store, 1)
-    for _ in range(300):
-        publish(store, 1)
     assert wal.stat().st_size < 2_000_000
-    assert store.stats().events == count + 302
+    assert store.stats().events == 600
+
+
+# ── names ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_file_is_the_same_by_whatever_name_and_from_wherever(

@@ -14,14 +14,15 @@ import apsw
 import pytest
 
 from postbus.payload import draft
-from postbus.store.sqlite import connection
-from postbus.store.sqlite.connection import IN_USE, ROOM, make_room
+from postbus.store.sqlite import connection, wal_size
+from postbus.store.sqlite.connection import CHECKPOINT_PAGES
 from postbus.store.sqlite.store import SqliteStore
+from postbus.store.sqlite.wal_size import FRAME, IN_USE, grow
 from postbus.testing import FrozenClock
 from tests.conftest import Crew
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a WAL grows as it is needed")
-A_FRAME = 4_096 + 24
+SIZE = CHECKPOINT_PAGES * FRAME
 Eventually = Callable[..., Any]
 
 
@@ -61,7 +62,7 @@ def after_a_crash(wal: Path) -> tuple[int, str]:
 def test_a_wal_in_use_is_given_its_room_and_keeps_its_size(store: SqliteStore, wal: Path, eventually: Eventually):
     """From then on no commit makes the file larger; a crash finds behind the last one nothing that counts (I2)."""
     publish(store, IN_USE // 2)
-    eventually(lambda: wal.stat().st_size >= ROOM, within=30)
+    eventually(lambda: wal.stat().st_size >= SIZE, within=30)
     size = wal.stat().st_size
     publish(store, 100)
     assert wal.stat().st_size == size
@@ -72,12 +73,12 @@ def test_a_wal_of_a_few_pages_is_left_small(
     store: SqliteStore, wal: Path, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ):
     """A file that is opened for an event or two does not cost sixteen megabytes."""
-    made: list[Path] = []
-    monkeypatch.setattr(connection, "make_room", made.append)
+    grown: list[Path] = []
+    monkeypatch.setattr(wal_size, "begin_to_grow", lambda wal, _: grown.append(wal))
     publish(store, 10)
-    assert wal.stat().st_size < IN_USE * A_FRAME
+    assert wal.stat().st_size < IN_USE * FRAME
     publish(store, IN_USE // 2)
-    eventually(lambda: made == [wal])
+    assert grown == [wal]
 
 
 def test_room_is_made_behind_whatever_is_written_meanwhile(
@@ -85,8 +86,8 @@ def test_room_is_made_behind_whatever_is_written_meanwhile(
 ):
     """Zeros and commits meet at the end of the file again and again, and no commit is written over (I2)."""
     monkeypatch.setattr(connection, "CHECKPOINT_PAGES", 1_000_000)
-    monkeypatch.setattr(connection, "IN_USE", 1_000_000)
-    monkeypatch.setattr(connection, "PIECE", bytes(64))
+    monkeypatch.setattr(wal_size, "IN_USE", 1_000_000)
+    monkeypatch.setattr(wal_size, "PIECE", bytes(64))
     monkeypatch.setattr(os, "fdatasync", lambda _: None)
     done = threading.Event()
 
@@ -94,8 +95,7 @@ def test_room_is_made_behind_whatever_is_written_meanwhile(
         made = 0
         while not done.is_set():
             before = wal.stat().st_size
-            monkeypatch.setattr(connection, "ROOM", before + 1)
-            make_room(wal)
+            grow(wal, before + 1)
             made += wal.stat().st_size > before
         return made
 
@@ -110,25 +110,25 @@ def test_a_wal_that_is_cut_off_meanwhile_stays_so(wal: Path, monkeypatch: pytest
     """Whoever empties it wants it small."""
 
     def cut(file: int) -> None:
-        if os.fstat(file).st_size > ROOM // 2:
+        if os.fstat(file).st_size > SIZE // 2:
             os.truncate(wal, 0)
 
     monkeypatch.setattr(os, "fdatasync", cut)
-    make_room(wal)
+    grow(wal, SIZE)
     assert wal.stat().st_size == 0
 
 
 def test_no_room_is_made_where_the_disk_has_little_left(wal: Path, monkeypatch: pytest.MonkeyPatch):
     """It must not take the last that others need."""
     before = wal.stat().st_size
-    monkeypatch.setattr(connection, "SPARE", 1 << 60)
-    make_room(wal)
+    monkeypatch.setattr(wal_size, "SPARE", 1 << 60)
+    grow(wal, SIZE)
     assert wal.stat().st_size == before
 
 
 def test_no_room_is_made_where_the_file_is_gone(tmp_path: Path):
     """It makes no file of its own."""
-    make_room(tmp_path / "gone-wal")
+    grow(tmp_path / "gone-wal", SIZE)
     assert not list(tmp_path.iterdir())
 
 
@@ -138,7 +138,7 @@ def test_a_file_that_goes_meanwhile_is_not_written_to_for_nothing(tmp_path: Path
     kept.touch()
     pieces: list[int] = []
     monkeypatch.setattr(os, "fdatasync", lambda _: pieces.append(1) or kept.unlink(missing_ok=True))
-    make_room(kept)
+    grow(kept, SIZE)
     assert len(pieces) == 1
 
 
@@ -149,8 +149,8 @@ def test_a_commit_holds_where_no_thread_is_to_be_had(
     """Room is a kindness: what was committed is told to be."""
     asked: list[Path] = []
 
-    def refuse(_: Callable[..., None], arguments: tuple[Path]) -> None:
-        asked.extend(arguments)
+    def refuse(_: Callable[..., None], arguments: tuple[Path, int]) -> None:
+        asked.append(arguments[0])
         raise error
 
     monkeypatch.setattr(_thread, "start_new_thread", refuse)

@@ -1,10 +1,8 @@
-"""What asks the store on behalf of an event loop: a thread, or the loop itself where that is quick."""
+"""Threads that ask the store on behalf of an event loop: what arrives together is asked together."""
 
 import asyncio
 import logging
-import math
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -13,9 +11,8 @@ from typing import Final, Generic, TypeVar
 
 from postbus.errors import InvalidRequest, NotFound
 from postbus.observe import tell
-from postbus.store.contract import Store, WouldWait
 
-__all__ = ["MOST", "Hand", "Haste", "Lane"]
+__all__ = ["MOST", "Hand", "Lane"]
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -23,12 +20,6 @@ Batch = list[tuple[A, asyncio.Future[R]]]
 """What is asked, and who waits for the answer."""
 MOST: Final = 500
 """How much is asked in one go."""
-BRISK: Final = 0.002
-"""Seconds that the event loop may be kept: about what a commit takes on a disk that is not slow."""
-SHARE: Final = 0.05
-"""How much of the loop's time may go to what took longer …"""
-OVER: Final = 1.0
-"""… over so many seconds: a disk that is slow now and then is not a slow one."""
 
 
 class Hand:
@@ -58,44 +49,12 @@ class Hand:
         self._thread.join()
 
 
-class Haste:
-    """Does in the event loop what a thread would only make slower: as long as that is quick, and waits for nobody."""
-
-    def __init__(self, store: Store) -> None:
-        """Ask of a store."""
-        self._store = store
-        self._rested = -math.inf
-        """When what took longer will be its share of the time since."""
-
-    def at_once(self, work: Callable[[], R]) -> tuple[R] | None:
-        """Return what `work` does, or nothing if it is to be done in a thread: then nothing has been done yet."""
-        began = time.monotonic()
-        if began + OVER < self._rested:
-            return None
-        try:
-            with self._store.hurried():
-                return (work(),)
-        except WouldWait:
-            return None
-        finally:
-            if (took := time.monotonic() - began) > BRISK:  # the disk is slow, now or always
-                self._rested = max(self._rested, began) + took / SHARE
-
-
 class Lane(Generic[A, R]):
     """Asks the store for many at once, in a thread of its own; whatever comes meanwhile goes together next."""
 
-    def __init__(
-        self,
-        name: str,
-        run: Callable[[list[A]], Sequence[R | Exception]],
-        haste: Haste,
-        is_small: Callable[[A], bool] = lambda _: True,
-    ) -> None:
+    def __init__(self, name: str, run: Callable[[list[A]], Sequence[R | Exception]]) -> None:
         """Bring what is asked to `run`, which answers each in order, with an error if it is to be raised."""
         self._run = run
-        self._haste = haste
-        self._is_small = is_small
         self._hand = Hand(name)
         self._waiting: deque[tuple[A, asyncio.Future[R]]] = deque()
         self._busy = False
@@ -114,12 +73,7 @@ class Lane(Generic[A, R]):
     def _start(self, loop: asyncio.AbstractEventLoop) -> None:
         batch = [self._waiting.popleft() for _ in range(min(MOST, len(self._waiting)))]
         self._busy = bool(batch)
-        if not batch:
-            return
-        lone = len(batch) == 1 and self._is_small(batch[0][0])
-        if lone and (done := self._haste.at_once(lambda: self._answers([batch[0][0]]))) is not None:
-            self._finish(loop, batch, *done)
-        else:
+        if batch:
             self._hand.give(partial(self._bring, loop, batch))
 
     def _bring(self, loop: asyncio.AbstractEventLoop, batch: Batch[A, R]) -> None:
@@ -136,8 +90,6 @@ class Lane(Generic[A, R]):
             if len(items) == 1:
                 return [error]
             return [self._answers([item])[0] for item in items]
-        except WouldWait:
-            raise
         except Exception as error:  # noqa: BLE001  raised in the coroutine that asked
             return [error] * len(items)
 

@@ -1,8 +1,7 @@
 """Between many coroutines and the store, which blocks: what is asked at the same time is asked in one go.
 
 Nothing here holds a thread while it waits. Three threads in all bring requests to the store (one publishes, one claims,
-one reports); a few more read. What comes alone is done without going to a thread: at once, by a store that is a file
-and quick; a lone event is sent to a server, and the loop told when its answer comes.
+one reports); a few more read. What comes alone goes to its thread as well: that costs a request less than 5 %.
 """
 
 import asyncio
@@ -20,12 +19,12 @@ from typing import Any, Final, ParamSpec, TypeVar
 from postbus import figures
 from postbus.errors import NotFound, PostbusError
 from postbus.http.buffers import Buffers
-from postbus.http.errands import MOST, Hand, Haste, Lane
+from postbus.http.errands import MOST, Hand, Lane
 from postbus.loop import Loop
 from postbus.model import Action, Dead, Delivery, Done, DoneWithErrors, Event, LogEntry, Outcome, Retry, Status
 from postbus.observe import tell
 from postbus.payload import Draft
-from postbus.store.contract import Claim, Claimed, Report, Reported, Store, Watch, WouldWait
+from postbus.store.contract import Claim, Claimed, Report, Reported, Store, Watch
 
 __all__ = ["Gate"]
 
@@ -36,8 +35,6 @@ Gone = Callable[[], Coroutine[Any, Any, None]]
 READERS: Final = 8
 LOOK_EVERY: Final = 1.0
 LOOK_AGAIN: Final = 0.01
-FEW: Final = 10
-SMALL: Final = 65_536
 
 
 class Waiting:
@@ -77,9 +74,8 @@ class Gate:
     def __init__(self, store: Store) -> None:
         """Work on a store that is open."""
         self.store = store
-        self._haste = Haste(store)
-        self._publishing = Lane[list[Draft], list[Event]]("publish", self._publish, self._haste, _is_small)
-        self._reporting = Lane[Report, Reported]("report", store.report, self._haste)
+        self._publishing = Lane[list[Draft], list[Event]]("publish", self._publish)
+        self._reporting = Lane[Report, Reported]("report", store.report)
         self._claiming = Hand("claim")
         self._readers = ThreadPoolExecutor(READERS, "postbus-read")
         self._rooms: defaultdict[Any, deque[Waiting]] = defaultdict(deque)
@@ -227,10 +223,7 @@ class Gate:
             asked += [(key, each) for place, each in enumerate(room) if place < MOST or not each.looked]
         self._looking = bool(asked)
         claims = [each.claim for _, each in asked]
-        lone = len(claims) == 1 and claims[0].limit <= FEW
-        if lone and (done := self._haste.at_once(lambda: self._claimed(claims))) is not None:
-            self._hand_out(asked, *done)
-        elif asked:
+        if asked:
             self._claiming.give(partial(self._claim_all, asyncio.get_running_loop(), asked, claims))
 
     def _still_waiting(self, key: Any) -> deque[Waiting]:
@@ -253,8 +246,6 @@ class Gate:
             return list(self.store.claim_all(claims))
         except NotFound as error:
             return [error] if len(claims) == 1 else [self._claimed([claim])[0] for claim in claims]
-        except WouldWait:
-            raise
         except Exception as error:  # noqa: BLE001  raised in the coroutine that asked
             return [error] * len(claims)
 
@@ -314,11 +305,6 @@ class Gate:
         self._wanted.set()
         if self.rings <= since:  # looked at last: from now on a ring finds the one who waits
             await asyncio.wait({self._rung}, timeout=timeout)
-
-
-def _is_small(drafts: list[Draft]) -> bool:
-    """Return whether events are stored in no time."""
-    return len(drafts) == 1 and len(drafts[0].payload) <= SMALL
 
 
 def _outcome(entry: LogEntry) -> type[Outcome]:

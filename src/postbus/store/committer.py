@@ -6,81 +6,18 @@ meanwhile. A lone caller therefore pays for nothing but its own commit.
 """
 
 import threading
-import weakref
 from collections import deque
 from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, contextmanager
-from functools import partial, wraps
 from itertools import islice, takewhile
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from postbus.errors import InvalidRequest, OutcomeUnknown, StoreUnavailable
 from postbus.observe import probe
-from postbus.store.contract import WouldWait
+from postbus.store.owned import owned
 
-P = ParamSpec("P")
 R = TypeVar("R")
 C = TypeVar("C", bound="Connection")
-MAX_GROUP = 500
-
-
-def owned(function: Callable[P, Generator[R]]) -> Callable[P, AbstractContextManager[R]]:
-    """Make a context manager of a generator, as contextmanager does, but one that no kept exception holds open.
-
-    An interrupt within `__enter__` or `__exit__`, even before their first line, leaves the generator suspended. The
-    traceback leads through their frames to a contextmanager's generator, which therefore does not end before the
-    exception is dropped. Here the `with` statement alone refers to it: cut off, it drops it, and Python closes it at
-    once, so that its `finally` runs. While anything can still end the block (a suspended function, a greenlet, an
-    ExitStack), it is referred to, and stays open.
-    """
-    make = contextmanager(function)
-
-    @wraps(function)
-    def block(*args: P.args, **kwargs: P.kwargs) -> _Owned[R]:
-        return _Owned(make(*args, **kwargs))
-
-    return block
-
-
-class _Exit(partial[bool | None]):
-    """The bound `__exit__` that a `with` statement refers to until it returns; as it is C, no frame refers to it."""
-
-    owns: Generator[Any] | None = None
-
-
-class _BoundExit:
-    """Makes an `__exit__` that can own the generator of its block."""
-
-    def __get__(self, block: "_Owned[Any] | None", of: "type[_Owned[Any]]") -> Callable[..., bool | None]:
-        if block is None:  # an ExitStack looks it up in the class, and refers to the block
-            return of.leave
-        bound = _Exit(block.manager.__exit__)
-        block.exit = weakref.ref(bound)
-        return bound
-
-
-class _Owned(AbstractContextManager[R]):
-    """One block; it owns its generator itself if it is not a `with` statement that enters it."""
-
-    __exit__: Any = _BoundExit()
-
-    def __init__(self, manager: Any) -> None:
-        self.manager = manager
-        self.exit: Callable[[], _Exit | None] = lambda: None
-
-    def __enter__(self) -> R:
-        self._hand_over()
-        return self.manager.__enter__()
-
-    def _hand_over(self) -> None:
-        """Give the generator, which has not begun, to the `with` statement: it looks up `__exit__` before it enters."""
-        if (bound := self.exit()) is not None:  # a local variable here, for a traceback keeps those of `__enter__`
-            bound.owns = self.manager.gen
-            self.manager.gen = weakref.proxy(self.manager.gen)
-
-    def leave(self, *error: Any) -> bool | None:
-        """End the block."""
-        return self.manager.__exit__(*error)
+MAX_GROUP: Final = 500
 
 
 class Connection(Protocol):
@@ -107,7 +44,7 @@ class Connection(Protocol):
 class _Slot:
     """One caller's operation on its way through a group; without one, the caller wants the lead to itself."""
 
-    __slots__ = ("alone", "error", "finished", "group", "left", "operation", "result", "thread", "turn")
+    __slots__ = ("error", "finished", "group", "left", "operation", "result", "thread", "turn")
 
     def __init__(self, operation: Any) -> None:
         self.operation = operation
@@ -119,8 +56,6 @@ class _Slot:
         self.turn: threading.Lock | None = None
         """Locked while its owner waits."""
         self.finished = self.left = False
-        self.alone = False
-        """Whether its owner is in a hurry, and so the wrong one to run what others wait for."""
 
     def wake(self) -> None:
         """Have the owner look again whether it leads or is finished; to wake it twice does no harm."""
@@ -147,7 +82,6 @@ class Committer(Generic[C]):
         self._queue: deque[_Slot] = deque()
         self._calls: dict[int, _Slot] = {}
         """The call that each thread is in the midst of."""
-        self._hurried: int | None = None
 
     def run(self, operation: Callable[[C], R]) -> R:
         """Run `operation` (or what `together` takes for one) and return its result once that is durable.
@@ -160,8 +94,7 @@ class Committer(Generic[C]):
         try:
             try:
                 if self._lead_or_wait(slot):
-                    self._gather(slot)
-                    self._run_group(slot.group)
+                    self._lead(slot)
             finally:
                 self._leave(slot)
         finally:
@@ -196,15 +129,6 @@ class Committer(Generic[C]):
                 connection.rollback()
                 raise
 
-    @contextmanager
-    def hurried(self) -> Generator[None]:
-        """Have this thread raise WouldWait where another leads."""
-        self._hurried = threading.get_ident()
-        try:
-            yield
-        finally:
-            self._hurried = None
-
     def _refuse_reentry(self) -> None:
         """Raise for a caller that would wait for itself."""
         call = self._calls.get(threading.get_ident())
@@ -218,24 +142,17 @@ class Committer(Generic[C]):
         """Return True when this caller must lead now, False when its operation has been run by another."""
         self._calls[slot.thread] = slot
         with self._guard:
-            if self._hurried == slot.thread:
-                if self._queue:
-                    raise WouldWait
-                slot.alone = True
-                self._hurried = None  # what follows a first write of the block must not be left undone
             self._queue.append(slot)
             if self._queue[0] is slot:
                 return True
             slot.turn = threading.Lock()
             slot.turn.acquire()
-        while not self._is_up(slot):
+        while True:
+            with self._guard:
+                if slot.finished or self._queue[0] is slot:
+                    return not slot.finished
             if not slot.turn.acquire(timeout=timeout):
                 raise StoreUnavailable(f"other writes took longer than {timeout} s; nothing was done")
-        return not slot.finished
-
-    def _is_up(self, slot: _Slot) -> bool:
-        with self._guard:
-            return slot.finished or self._queue[0] is slot
 
     def _leave(self, slot: _Slot) -> None:
         """End the call of a slot: hand the results to its group, and the lead, if it has that, to the next in line.
@@ -260,37 +177,28 @@ class Committer(Generic[C]):
                 del self._calls[slot.thread]
             slot.left = True
 
-    def _gather(self, slot: _Slot) -> None:
-        """Let a leader take in the operations that wait behind it, up to the first that wants the lead to itself."""
-        if slot.alone:
-            return
+    def _lead(self, slot: _Slot) -> None:
+        """Run an operation and those that wait behind it, up to the first that wants the lead to itself."""
         with self._guard:
             behind = takewhile(lambda each: each.operation is not None, islice(self._queue, MAX_GROUP))
             slot.group = [each for each in behind if not each.finished]
+        if not self._run(slot.group):
+            for each in slot.group:
+                self._run([each])
 
-    def _run_group(self, group: list[_Slot]) -> None:
-        if len(group) > 1:
-            try:
-                results = self._together([slot.operation for slot in group])
-            except Exception as error:  # noqa: BLE001  each operation is run again alone, and reports its own error
-                if self._connection.lost:
-                    # It may have been committed: done again, it would be there twice.
-                    for slot in group:
-                        slot.error = error
-                    return
-            else:
-                for slot, result in zip(group, results, strict=True):
-                    slot.result, slot.error = result, None
-                return
-        for slot in group:
-            self._run_alone(slot)
-
-    def _run_alone(self, slot: _Slot) -> None:
+    def _run(self, group: list[_Slot]) -> bool:
+        """Run operations together; return False if nothing was done, and each is to be run alone."""
         try:
-            (slot.result,) = self._together([slot.operation])
-            slot.error = None
-        except Exception as error:  # noqa: BLE001  raised in the thread that owns the operation
-            slot.error = error
+            results = self._together([slot.operation for slot in group])
+        except Exception as error:  # noqa: BLE001  raised in the threads that own the operations
+            if len(group) > 1 and not self._connection.lost:  # what may have been committed must not be done again
+                return False
+            for slot in group:
+                slot.error = error
+        else:
+            for slot, result in zip(group, results, strict=True):
+                slot.result, slot.error = result, None
+        return True
 
     def _transact(self, operations: list[Callable[[C], Any]]) -> list[Any]:
         connection = self._connection

@@ -308,10 +308,6 @@ class Transaction(Protocol):
         ...
 
 
-class WouldWait(Exception):  # noqa: N818  no error: it is done again where one may wait
-    """Raised inside `Store.hurried` for what would have to wait; nothing of it was done."""
-
-
 class Watch(Protocol):
     """Tells that something may have changed, in this process or another: a hint to look, never a promise."""
 
@@ -371,14 +367,6 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Give everything back; a second call does nothing."""
-        ...
-
-    def hurried(self) -> AbstractContextManager[None]:
-        """Have this thread wait for nobody with the first write of the block: if it would have to, it raises WouldWait.
-
-        Nothing has been done then. What else a verb writes after its first transaction waits as ever.
-        For what an event loop may do itself. A store behind a server always has to wait, and raises at once.
-        """
         ...
 
     def publish(self, drafts: Sequence[Draft]) -> list[Event]:

@@ -79,12 +79,12 @@ class _Holding(AbstractContextManager[None]):
         # Locked under another name first: from its first moment on, the file named by the nonce is a locked one.
         unlocked = self._path.with_suffix(NEW)
         lock = os.open(unlocked, os.O_CREAT | os.O_RDWR, 0o644)
-        self._closing = _closed_in_children(lock)
+        self._lock = _OpenLock(lock)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             unlocked.rename(self._path)
         except OSError:
-            self._closing()
+            self._lock.close()
             raise
 
     def __exit__(
@@ -93,7 +93,7 @@ class _Holding(AbstractContextManager[None]):
         # A forked child leaves this block too, and its parent is alive.
         if os.getpid() == self._process and not self._is_named():
             self._path.unlink(missing_ok=True)
-            self._closing()
+            self._lock.close()
 
     def _is_named(self) -> bool:
         try:
@@ -107,7 +107,7 @@ def lock(path: Path) -> Generator[bool]:
     """Lock a file until the end of the block, or of the process; False: another process, or thread, has it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
-    closing = _closed_in_children(descriptor)
+    open_lock = _OpenLock(descriptor)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -116,23 +116,28 @@ def lock(path: Path) -> Generator[bool]:
         else:
             yield True
     finally:
-        closing()
+        open_lock.close()
 
 
-def _closed_in_children(lock: int) -> "_Closer":
-    """Return what closes the lock; forked children close their copy, or it would outlive its process in them."""
-    closer = _Closer(lock)
-    os.register_at_fork(after_in_child=closer)
-    return closer
-
-
-class _Closer:
-    """Closes a file descriptor once."""
+class _OpenLock:
+    """A file descriptor with a lock. Forked children close their copy, or it would outlive its process in them."""
 
     def __init__(self, descriptor: int) -> None:
-        self._descriptor: int | None = descriptor
+        self._descriptor = descriptor
+        _OPEN.add(self)
 
-    def __call__(self) -> None:
-        descriptor, self._descriptor = self._descriptor, None
-        if descriptor is not None:
-            os.close(descriptor)
+    def close(self) -> None:
+        if self in _OPEN:  # not so in a child, nor a second time
+            _OPEN.remove(self)
+            os.close(self._descriptor)
+
+
+_OPEN: Final[set[_OpenLock]] = set()
+
+
+def _close_in_child() -> None:
+    for each in tuple(_OPEN):
+        each.close()
+
+
+os.register_at_fork(after_in_child=_close_in_child)

@@ -19,10 +19,6 @@ class Database(Protocol):
         """Run a named query and return its rows."""
         ...
 
-    def run_plain(self, name: str, parameters: Sequence[str | int | None]) -> list[Row]:
-        """Run a named query that takes texts and numbers, by whichever way is fastest here."""
-        ...
-
     def page(self, name: str, parameters: Sequence[str | int | None]) -> list[Row]:
         """Run a named query whose last column is how many bytes a row has; return the first rows, as many as fit."""
         ...

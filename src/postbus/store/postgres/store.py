@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, Final, NoReturn, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import psycopg
 from psycopg.errors import DeadlockDetected
@@ -31,11 +31,12 @@ from postbus.payload import Draft
 from postbus.retry import RetryPolicy
 from postbus.store import followers, lookups
 from postbus.store.base import SqlStore
-from postbus.store.committer import Committer, owned
-from postbus.store.contract import Claim, Finding, Reader, Settled, Settlement, Step, Transaction, Watch, WouldWait
+from postbus.store.committer import Committer
+from postbus.store.contract import Claim, Finding, Reader, Settled, Settlement, Step, Transaction, Watch
 from postbus.store.leases import Won, block_from_row, release, settle
 from postbus.store.liveness import Liveness
 from postbus.store.migrate import migrate
+from postbus.store.owned import owned
 from postbus.store.postgres import foreign
 from postbus.store.postgres.append import append, append_all, found_event, stored_before
 from postbus.store.postgres.catalog import Catalog
@@ -164,9 +165,6 @@ class PostgresStore(SqlStore):
         for committer in (self._publisher, self._claimer, self._settler):
             with committer.hold() as db:
                 db.retire()
-
-    def hurried(self) -> NoReturn:
-        raise WouldWait
 
     # ── publishing ───────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -21,7 +21,6 @@ def _refusing(what: str) -> Callable[..., Any]:
 class DatabaseOnly:
     """The part of the contract that no server offers."""
 
-    hurried = _refusing("writing without waiting")
     transaction = _refusing("a transaction")
     publish_on = _refusing("publishing on a connection of your own")
     publish_on_async = _refusing("publishing on a connection of your own")

@@ -1,30 +1,26 @@
 """One connection to the bus's SQLite file, opened safely or not at all."""
 
-import _thread
-import ctypes
 import itertools
 import os
 import random
-import sys
-import threading
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, NoReturn
 
 import apsw
 import orjson
 
 from postbus.errors import StoreUnavailable, UnsafeStore
-from postbus.store.committer import owned
-from postbus.store.contract import PAGE_BYTES, WouldWait
+from postbus.store.catalog import Catalog
+from postbus.store.contract import PAGE_BYTES
+from postbus.store.owned import owned
 from postbus.store.queries import load_queries
 from postbus.store.session import Row
-from postbus.store.sqlite import wal_index
+from postbus.store.sqlite import forks, wal_index, wal_size
 
-R = TypeVar("R")
 SQL: Final = load_queries("postbus.store.sqlite")
 WITHOUT_WAL_RESET_BUG: Final = ((3_051_003, 4_000_000), (3_050_007, 3_051_000), (3_044_006, 3_045_000))
 BUSY_SECONDS: Final = 30.0
@@ -35,16 +31,10 @@ CACHE_KIB: Final = 65_536
 READER_CACHE_KIB: Final = 16_384
 CHECKPOINT_PAGES: Final = 4_000
 FULL: Final = 2
-IN_USE: Final = 256
-"""Pages in the WAL from which on it is worth having its room at once."""
-ROOM: Final = CHECKPOINT_PAGES * (4_096 + 24)
-PIECE: Final = bytes(256 * 1024)
 OTHER_FILES: Final = (
     "{} or its -wal was removed or replaced while this process had it open (by mv or rm, or because "
     "another SQLite library in this process closed it); nothing was acknowledged: restart all its processes"
 )
-SPARE: Final = 64
-"""How many times that room the disk must have, for a piece of it to be taken before it is needed."""
 
 
 def require_safe_sqlite(version: int) -> None:
@@ -61,15 +51,14 @@ class Database:
 
     packs = True
 
-    def __init__(self, path: Path, *, readonly: bool = False, on_rollback: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, path: Path, *, readonly: bool = False) -> None:
         """Open the file, making it unless `readonly`; raise UnsafeStore if it cannot be made safe."""
         require_safe_sqlite(apsw.SQLITE_VERSION_NUMBER)
         self._path = path
-        self._names = (str(path), f"{path}-wal")
-        self.files: tuple[int, ...] | None = None
-        """What tells the file and its WAL from others."""
+        self._paths = (path, Path(f"{path}-wal"))
+        self.file: wal_index.File | None = None
         self._readonly = readonly
-        self._on_rollback = on_rollback
+        self.catalog = Catalog()
         self._patience = _Patience()
         self._release: Callable[[], Any] = lambda: None
         self.reopen()
@@ -78,34 +67,35 @@ class Database:
         """Open the file, at first or after `close`."""
         flags = apsw.SQLITE_OPEN_READONLY if self._readonly else apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
         path = self._path
-        if INHERITED and (files := files_at(self._names)) is not None and files[:2] in INHERITED:
+        if wal_index.identity(path) in forks.INHERITED:
             raise UnsafeStore(
                 f"{path} was open and in use in the parent process when this one was forked: "
                 "close the bus before forking, or start the process by spawn or forkserver"
             )
         if wal_index.is_of_another(path):
             raise UnsafeStore(OTHER_FILES.format(path))
-        self._hasty: int | None = None
-        self._owed = False
+        self.catalog.forget()
+        self._data_version = -1
         self._pages = 0
         with translated(path):
             self._apsw = apsw.Connection(str(path), flags=flags, statementcachesize=200)
             self.process = os.getpid()
-            OPEN.add(self)
+            forks.OPEN.add(self)
             self._apsw.set_busy_handler(self._patience)
             self._configure(path)
             self._apsw.execute("SELECT 1 FROM sqlite_schema").fetchone()  # which opens the WAL
         if (index := wal_index.hold(path)) is not None:
             self._release = weakref.finalize(self, wal_index.release, index)
             self._release.atexit = False
-        before, self.files = self.files, files_at(self._names)
-        if before and self.files and before[:2] != self.files[:2]:
+        before, self._files = self.file, self._files_there()
+        self.file = self._files[0]
+        if before and self.file and before != self.file:
             self._refuse_other_files()
 
     def _configure(self, path: Path) -> None:
         pragma = self._apsw.pragma
         if not self._readonly:
-            if _patiently(self._into_wal) != "wal":
+            if self._into_wal() != "wal":
                 raise UnsafeStore(f"{path}: this place does not allow SQLite's WAL (a network drive?)")
             self._apsw.set_wal_hook(self._written)
             pragma("secure_delete", "fast")  # in pages that are written anyway: what is erased must not lie on there
@@ -119,70 +109,54 @@ class Database:
             raise UnsafeStore(f"{path}: synchronous=FULL was refused, so a power cut could lose acknowledged events")
 
     def _into_wal(self) -> str:
-        if self._apsw.pragma("journal_mode") == "wal":
-            return "wal"
-        self._apsw.pragma("auto_vacuum", "incremental")
-        return self._apsw.pragma("journal_mode", "wal")
+        """Make it a WAL file; while another process is in the way, SQLite refuses that without asking the handler."""
+        patience = _Patience()
+        for calls in itertools.count():
+            try:
+                if (mode := self._apsw.pragma("journal_mode")) != "wal":
+                    self._apsw.pragma("auto_vacuum", "incremental")
+                    mode = self._apsw.pragma("journal_mode", "wal")
+            except apsw.BusyError:
+                if not patience(calls):
+                    raise
+            else:
+                return mode
+        raise AssertionError("unreachable")
 
     def begin(self) -> None:
-        """Open a write transaction at once, waiting for its turn; raise WouldWait if this thread is in a hurry."""
+        """Open a write transaction at once, waiting for its turn."""
         if self._apsw.in_transaction:  # a call that was interrupted in the midst of its rollback
             self.rollback()
-        try:
-            self._apsw.execute("BEGIN IMMEDIATE")
-        except apsw.BusyError:
-            if self._patience.is_hurried():
-                raise WouldWait from None
-            raise
+        self._apsw.execute("BEGIN IMMEDIATE")
         self.require_same_files()
-        if self._patience.is_hurried():
-            self._patience.hurried = None  # what follows a first write of the block must not be left undone
 
     def require_same_files(self) -> None:
         """Raise UnsafeStore if the file or its WAL is another than was opened: what is written to that is lost."""
-        if files_at(self._names) != self.files:
+        if self._files_there() != self._files:
             self._refuse_other_files()
+
+    def _files_there(self) -> list[wal_index.File | None]:
+        """Return what tells the file and its WAL from others of their names."""
+        return [wal_index.identity(each) for each in self._paths]
 
     def _refuse_other_files(self) -> NoReturn:
         self._apsw.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)  # what this WAL holds must not go into that file
         self.rollback()
         raise UnsafeStore(OTHER_FILES.format(self._path))
 
-    @owned
-    def hurried(self) -> Generator[None]:
-        """Have this thread raise WouldWait where another process writes, or the WAL is to be brought into the file."""
-        if self._owed:
-            raise WouldWait
-        self._patience.hurried = self._hasty = threading.get_ident()
-        try:
-            yield
-        finally:
-            self._patience.hurried = self._hasty = None
-
     def _written(self, _: apsw.Connection, __: str, pages: int) -> int:
-        """Bring a WAL that has grown into the file, as SQLite itself would; one in a hurry leaves that to the next.
+        """Have a WAL grown to its full size once it is in use; bring a full one into the file, as SQLite itself would.
 
-        Have its room made, once it is in use. Nothing may be raised here: it is committed.
+        Nothing may be raised here: it is committed.
         """
-        begins, self._pages = pages >= IN_USE > self._pages, pages
+        begins, self._pages = pages >= wal_size.IN_USE > self._pages, pages
         if begins:
-            self._have_room_made()
-        self._owed = pages >= CHECKPOINT_PAGES
-        if self._owed and self._hasty != threading.get_ident():
-            with suppress(apsw.Error):  # it is committed; the next one tries again
+            with suppress(Exception):  # no file any more, no thread, no memory: what is committed stays so
+                wal_size.begin_to_grow(Path(self._apsw.filename_wal), CHECKPOINT_PAGES)
+        if pages >= CHECKPOINT_PAGES:
+            with suppress(apsw.Error):  # the next commit tries again
                 self._apsw.wal_checkpoint()
-            self._owed = False
         return apsw.SQLITE_OK
-
-    def _have_room_made(self) -> None:
-        """Begin with that and wait for nothing.
-
-        A `threading.Thread` is waited for until it runs: at a program's end, or where memory is short, it never does.
-        """
-        with suppress(Exception):  # no file any more, no thread, no memory: what is committed stays so
-            wal = Path(self._apsw.filename_wal)
-            if sys.platform == "linux" and wal.stat().st_size < ROOM:
-                _thread.start_new_thread(make_room, (wal,))
 
     @owned
     def snapshot(self) -> Generator[None]:
@@ -193,11 +167,9 @@ class Database:
         finally:
             self._apsw.execute("COMMIT")
 
-    @contextmanager
-    def savepoint(self) -> Generator[None]:
+    def savepoint(self) -> AbstractContextManager[Any]:
         """Undo what the block wrote, and nothing else of the transaction, if it raises."""
-        with self._apsw:
-            yield
+        return self._apsw
 
     def commit(self) -> None:
         """Make the transaction durable, in the file that others open."""
@@ -206,11 +178,18 @@ class Database:
 
     def rollback(self) -> None:
         """Undo the transaction, if SQLite has not done so already."""
-        self._on_rollback()
+        self.catalog.forget()
         # A ROLLBACK that fails leaves the transaction open; the next `begin` then fails, and nothing is stored.
         with suppress(apsw.Error):
             if self._apsw.in_transaction:
                 self._apsw.execute("ROLLBACK")
+
+    def refresh_catalog(self) -> None:
+        """Bring what is remembered up to date: only another connection's commit, or a rollback, makes it stale."""
+        version = self.value("data_version")
+        if version != self._data_version or self.catalog.empty:
+            self.catalog.refresh(self)
+            self._data_version = version
 
     @property
     def lost(self) -> bool:
@@ -225,8 +204,6 @@ class Database:
     def run(self, name: str, parameters: Sequence[Any] = ()) -> list[Row]:
         """Run a named query and return its rows."""
         return self._apsw.execute(SQL[name], parameters).fetchall()
-
-    run_plain = run
 
     def page(self, name: str, parameters: Sequence[Any]) -> list[Row]:
         """Run a named query whose last column is how many bytes a row has; return the first rows, as many as fit."""
@@ -282,7 +259,7 @@ class Database:
         return self._apsw.pragma(name, *argument)
 
     @owned
-    def unhurried(self) -> Generator[None]:
+    def durable_later(self) -> Generator[None]:
         """Let a statement of its own be durable with the next commit, or when the file is next synced, not at once."""
         self.require_same_files()
         try:
@@ -300,10 +277,6 @@ class Database:
         finally:
             self._apsw.pragma("secure_delete", "fast")
 
-    def rewrite(self) -> None:
-        """Write the whole file anew, by way of the WAL: free pages and what lies between rows are gone from it."""
-        self._apsw.execute("VACUUM")
-
     def empty_wal(self) -> None:
         """Bring everything into the file itself and cut off the WAL, unless somebody goes on reading for a second."""
         self._apsw.set_busy_timeout(READER_MS)
@@ -319,96 +292,17 @@ class Database:
             self._release()
             self._apsw.close()
             wal_index.forget_removed()
-            OPEN.discard(self)
-
-
-OPEN: Final[weakref.WeakSet[Database]] = weakref.WeakSet()
-"""The connections that this process has opened."""
-INHERITED: Final[set[tuple[int, ...]]] = set()
-"""The files that the parent had open when this process was forked."""
-
-
-def files_at(names: Iterable[str]) -> tuple[int, ...] | None:
-    """Return what tells the file and its WAL from others of their names; None if one of them is gone."""
-    try:
-        file, wal = map(os.stat, names)
-    except FileNotFoundError:
-        return None
-    return file.st_dev, file.st_ino, wal.st_dev, wal.st_ino
-
-
-def _leave_to_parent() -> None:
-    """Have a forked child neither close the connections of its parent nor open their files.
-
-    SQLite keeps in memory which locks the process holds. The child has a copy of that, and none of the locks: others
-    would take it for absent, and remove the WAL while it writes. To close such a connection would undo what the
-    parent is in the midst of.
-    """
-    for each in list(OPEN):
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
-        if each.files is not None:
-            INHERITED.add(each.files[:2])
-    OPEN.clear()
-    wal_index.leave_to_parent()
-
-
-os.register_at_fork(after_in_child=_leave_to_parent)
-
-
-def make_room(wal: Path) -> None:
-    """Let a WAL have the size at once that it grows to before it is written from its start again.
-
-    A commit that makes the file larger waits for the file system's journal, and so for what everybody else has written;
-    one that writes into what is there waits for its own pages alone. Zeros are no frames, to SQLite: it reads up to
-    the first whose checksum is wrong. Each piece is appended, so it comes behind whatever others write meanwhile, and
-    where they write later they write over it. A WAL that is cut off meanwhile is left alone.
-    """
-    with suppress(OSError):  # it is gone, or the disk is full: then it grows as it is needed
-        file = os.open(wal, os.O_WRONLY | os.O_APPEND)
-        try:
-            size = 0
-            while size <= (now := os.fstat(file)).st_size < ROOM and now.st_nlink and _is_spare(file):
-                size, began = now.st_size, time.monotonic()
-                os.write(file, PIECE)
-                os.fdatasync(file)
-                time.sleep(time.monotonic() - began)  # others want the disk, too
-        finally:
-            os.close(file)
-
-
-def _is_spare(file: int) -> bool:
-    disk = os.fstatvfs(file)
-    return disk.f_bavail * disk.f_frsize > SPARE * ROOM
-
-
-def _patiently(call: Callable[[], R]) -> R:
-    """Call again while another process is in the way: for what SQLite refuses without asking the busy handler."""
-    patience = _Patience()
-    for calls in itertools.count():
-        try:
-            return call()
-        except apsw.BusyError:
-            if not patience(calls):
-                raise
-    raise AssertionError("unreachable")
+            forks.OPEN.discard(self)
 
 
 class _Patience:
     """Waits for another process's write lock: short random naps, so that nobody starves, up to a limit."""
 
     def __init__(self) -> None:
-        self.hurried: int | None = None
-        """The thread that does not wait at all."""
         self._since = 0.0
         self._chance = random.Random()  # noqa: S311  naps need no secrecy
 
-    def is_hurried(self) -> bool:
-        """Return whether that is the one who asks."""
-        return self.hurried == threading.get_ident()
-
     def __call__(self, calls: int) -> bool:
-        if self.is_hurried():
-            return False
         if calls == 0:
             self._since = time.monotonic()
         elif time.monotonic() - self._since > BUSY_SECONDS:

@@ -36,18 +36,27 @@ _held: Final[dict[File, _Held]] = {}
 _guard = threading.RLock()  # the garbage collector may release an index within any of these functions
 
 
+def identity(path: Path) -> File | None:
+    """Return what tells a file from others of its name; None if there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 def is_of_another(database: Path) -> bool:
     """Return whether the index at that name is used in this process for another file, which was there before."""
     with _guard:
-        held = _held.get(_identity(_index(database)) or (0, 0))
-        return held is not None and held.users > 0 and held.database != _identity(database)
+        held = _held.get(identity(_index(database)) or (0, 0))
+        return held is not None and held.users > 0 and held.database != identity(database)
 
 
 def hold(database: Path) -> File | None:
     """Keep the index from being cut off; return what to `release` before the connection is closed."""
-    path, file = _index(database), _identity(database)
+    path, file = _index(database), identity(database)
     with _guard:
-        index = _identity(path)
+        index = identity(path)
         if index is None or file is None:
             return None
         held = _held.setdefault(index, _Held(file))
@@ -107,11 +116,3 @@ def _close(held: _Held) -> None:
 
 def _index(database: Path) -> Path:
     return Path(f"{database}-shm")
-
-
-def _identity(path: Path) -> File | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino

@@ -35,11 +35,9 @@ A_PAGE: Final = 4_096
 class FileWatch:
     """A `Watch` on one file. `PRAGMA data_version` reads shared memory: a look costs microseconds, no disk."""
 
-    def __init__(
-        self, path: Path, open_reader: Callable[[], Database], on_close: Callable[["FileWatch"], None]
-    ) -> None:
+    def __init__(self, path: Path, on_close: Callable[["FileWatch"], None]) -> None:
         """Look through a connection of its own."""
-        self._db = open_reader()
+        self._db = Database(path, readonly=True)
         self._on_close = on_close
         self._woken = self._closed = self._waiting = False
         self._lock = threading.Lock()
