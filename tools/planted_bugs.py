@@ -193,8 +193,8 @@ BUGS = (
     Bug(
         "client-clock",
         "store/postgres/store.py",
-        "        return Session(db, catalog, catalog.now)",
-        "        return Session(db, catalog, int(time.time() * 1_000_000))",
+        "    return Session(db, db.catalog, db.catalog.now)",
+        "    return Session(db, db.catalog, int(__import__('time').time() * 1_000_000))",
         "clock-jump postgres 8",
         "Due times and leases follow the clock of the client",
     ),
@@ -336,7 +336,7 @@ BUGS = (
     ),
     Bug(
         "environments-encoding",
-        "store/postgres/connection.py",
+        "store/postgres/address.py",
         "if value is not None}, **TEXT}",
         "if value is not None}}",
         "tests/postgres/test_settings.py -k text_is_stored_as_it_is",
@@ -344,7 +344,7 @@ BUGS = (
     ),
     Bug(
         "callers-search-path",
-        "store/postgres/connection.py",
+        "store/postgres/address.py",
         "THEN pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', false) END",
         "THEN 'pg_catalog' END",
         "tests/postgres/test_settings.py -k stands_in",
@@ -368,7 +368,7 @@ BUGS = (
     ),
     Bug(
         "silent-server-waited-for",
-        "store/postgres/connection.py",
+        "store/postgres/address.py",
         "        if silent > self.longest or not self._lives():",
         "        if silent > self.longest:",
         "tests/postgres/test_frozen.py -k not_waited_for",
@@ -376,7 +376,7 @@ BUGS = (
     ),
     Bug(
         "refused-for-good-retried",
-        "store/postgres/connection.py",
+        "store/postgres/address.py",
         "raise _refused(self.shown, error) or translate(self.shown, error) from None",
         "raise translate(self.shown, error) from None",
         "tests/postgres/test_refused.py -k refused_for_good",
@@ -681,7 +681,7 @@ BUGS = (
     ),
     Bug(
         "pooler-untold",
-        "store/postgres/connection.py",
+        "store/postgres/address.py",
         "        if path is None:\n",
         "        if False:\n",
         "tests/postgres/test_refused.py -k nobody_told_of",
@@ -713,7 +713,7 @@ BUGS = (
     ),
     Bug(
         "schema-of-a-keyword",
-        "store/postgres/connection.py",
+        "store/postgres/address.py",
         "        if KEYWORDS.fullmatch(schema):",
         "        if False:",
         "tests/postgres/test_refused.py -k without_quotes",
@@ -721,7 +721,7 @@ BUGS = (
     ),
     Bug(
         "backslashes",
-        "store/postgres/connection.py",
+        "store/postgres/address.py",
         " -c standard_conforming_strings=on",
         "",
         "tests/postgres/test_settings.py -k backslashes",
@@ -769,7 +769,7 @@ BUGS = (
     ),
     Bug(
         "pooler-waited-for",
-        "store/postgres/connection.py",
+        "store/postgres/address.py",
         '            if "statement_timeout" in',
         '            if self.pooled or "statement_timeout" in',
         "tests/postgres/test_pgbouncer.py -k stands_still",
@@ -793,8 +793,8 @@ BUGS = (
     ),
     Bug(
         "begun-and-left",
-        "store/postgres/connection.py",
-        "            failed.callback(connection.close)\n",
+        "store/postgres/address.py",
+        "            failed.callback(session.close)\n",
         "",
         "tests/postgres/test_refused.py -k cannot_be_begun",
         "A connection that cannot be begun is left open",

@@ -11,12 +11,13 @@ from enum import StrEnum
 from types import TracebackType
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, Unpack
 
-from postbus.bus import EventBus, F, FollowOptions, HandlerOptions
+from postbus.bus import OWN_CONNECTION, EventBus, F, FollowOptions, HandlerOptions
 from postbus.dlq import DeadLetters
 from postbus.errors import EventBusShutdownError
 from postbus.follower import Follower
 from postbus.model import Delivery, Event, NewEvent
 from postbus.payload import Draft
+from postbus.store import log_of
 from postbus.store.contract import Transaction
 from postbus.subscriptions import Subscriptions
 
@@ -216,11 +217,12 @@ class AsyncEventBus(_Wrapper[EventBus]):
         """Store an event; see EventBus.publish. `connection` may also be an awaited psycopg or SQLAlchemy one."""
         if connection is None:
             return await (self._publish_and_wait if fields.get("wait") else self._publish)(*args, **fields)
-        if not self.wrapped.store.is_async(connection):
+        log = log_of(self.wrapped.store, OWN_CONNECTION)
+        if not log.is_async(connection):
             return await self._publish_within(*args, connection=connection, **fields)
         collected = _Collected()
         await self._publish_within(*args, connection=collected, **fields)
-        return (await self.wrapped.store.publish_on_async(connection, collected.drafts))[0]
+        return (await log.publish_on_async(connection, collected.drafts))[0]
 
     async def publish_many(
         self, events: Iterable[NewEvent | Mapping[str, Any]], *, connection: Any = None
@@ -228,11 +230,12 @@ class AsyncEventBus(_Wrapper[EventBus]):
         """Store many events, all or none; see EventBus.publish_many."""
         if connection is None:
             return await self._publish_many(events)
-        if not self.wrapped.store.is_async(connection):
+        log = log_of(self.wrapped.store, OWN_CONNECTION)
+        if not log.is_async(connection):
             return await self._publish_many_within(events, connection=connection)
         collected = _Collected()
         await self._publish_many_within(events, connection=collected)
-        return await self.wrapped.store.publish_on_async(connection, collected.drafts)
+        return await log.publish_on_async(connection, collected.drafts)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncGenerator[Transaction]:

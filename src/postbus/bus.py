@@ -53,8 +53,8 @@ from postbus.observe import probe, tell
 from postbus.pattern import Interest, check_pattern
 from postbus.payload import Draft, draft, drafts
 from postbus.retry import RetryPolicy
-from postbus.store import is_server, open_store, shown
-from postbus.store.contract import Claim, Settled, Settlement, Store, Transaction
+from postbus.store import is_log, is_server, log_of, open_store, shown
+from postbus.store.contract import Claim, Queue, Settled, Settlement, Transaction, needs_database
 from postbus.subscriptions import Subscriptions, ordered
 from postbus.tracing import publishing, spans
 from postbus.upkeep import Upkeep, recover
@@ -65,6 +65,7 @@ __all__ = ["EventBus", "FollowOptions", "HandlerOptions"]
 F = TypeVar("F", bound=Callable[..., Any])
 Seconds = float | timedelta
 WAIT_FOR: Final = 0.005
+OWN_CONNECTION: Final = "publishing on a connection of your own"
 
 
 class HandlerOptions(TypedDict, total=False):
@@ -140,7 +141,6 @@ class EventBus:
             token=token,
         )
         self._url = shown(self.settings.url)
-        self._remote = is_server(self.settings.url)
         self._named = self.settings.worker_id
         self._clock = clock
         self._handlers = Handlers()
@@ -174,7 +174,7 @@ class EventBus:
     # ── opening ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
-    def store(self) -> Store:
+    def store(self) -> Queue:
         """The store, opened and migrated at its first use in this process."""
         if self._opened_in != os.getpid():
             self._open_store()
@@ -221,12 +221,13 @@ class EventBus:
             )
             self._opened_in = self._process
 
-    def _ensure(self, store: Store, handler: Handler) -> None:
+    def _ensure(self, store: Queue, handler: Handler) -> None:
         wanted, name = handler.interest, handler.subscription
         Subscriptions(store, self.worker_id).ensure(name, wanted.pattern, sorted(wanted.tags), start=handler.start)
 
-    def _follower(self, store: Store, follow: Follow) -> Follower:
-        return Follower(store, follow, worker_id=self.worker_id, poll_interval=self.settings.poll_interval)
+    def _follower(self, store: Queue, follow: Follow) -> Follower:
+        log = log_of(store, "a follower")
+        return Follower(log, follow, worker_id=self.worker_id, poll_interval=self.settings.poll_interval)
 
     def _open(self) -> None:
         if self._closing:
@@ -298,9 +299,10 @@ class EventBus:
     def _keep(self, ready: list[Draft], connection: Any) -> list[Event]:
         if connection is None:
             events = self.store.publish(ready)
+        elif hasattr(connection, "publish"):  # ours
+            events = connection.publish(ready)
         else:
-            ours = hasattr(connection, "publish")
-            events = connection.publish(ready) if ours else self.store.publish_on(connection, ready)
+            events = log_of(self.store, OWN_CONNECTION).publish_on(connection, ready)
         if figures.listener is not None:
             figures.listener.published(len(ready))
         return events
@@ -322,7 +324,7 @@ class EventBus:
         On SQLite every other writer waits until it ends: keep it short.
         """
         self._open()
-        return self.store.transaction()
+        return log_of(self.store, "a transaction").transaction()
 
     # ── handlers ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -339,8 +341,8 @@ class EventBus:
         if unknown := ", ".join(sorted(options.keys() - HandlerOptions.__annotations__.keys())):
             raise InvalidRequest(f"there is no option {unknown}; there are {', '.join(HandlerOptions.__annotations__)}")
         made = make_handler(pattern, handler, **options)
-        if made.transactional and self._remote:
-            raise InvalidRequest("a transactional handler needs the database itself, not a server in front of it")
+        if made.transactional and is_server(self.settings.url):
+            raise needs_database("a transactional handler")
         with self._lock:  # not while `start` has told of the handlers and has no worker yet
             if made.subscription in self._follows:
                 raise ordered(made.subscription)
@@ -378,8 +380,8 @@ class EventBus:
 
         def register(function: F) -> F:
             self._open()
-            if self._remote:
-                raise InvalidRequest("a follower needs the database itself, not a server in front of it")
+            if is_server(self.settings.url):
+                raise needs_database("a follower")
             follow = make_follow(subscriber_id, pattern, function, **options)
             with self._lock:
                 if follow.name in self._follows:
@@ -466,8 +468,8 @@ class EventBus:
             if figures.listener is not None:
                 figures.listener.runs(self.store.url)
             self._be_alive()
-            if not self._remote:
-                recover(self.store, self.settings.retry, self._owner)
+            if is_log(store := self.store):
+                recover(store, self.settings.retry, self._owner)
             self.store.register_handlers(self._records())
             # From here on the bus counts as started: what may fail comes before, so that it can be tried again.
             self._worker = Worker(self.store, self.settings, self._execution, self._owner, loop)
@@ -487,7 +489,8 @@ class EventBus:
     def _be_alive(self) -> None:
         with self._lock:
             if not self._known_alive:
-                self._alive.enter_context(self.store.mark_alive(self._owner))
+                if is_log(store := self.store):  # else its leases are the server's to end, by time
+                    self._alive.enter_context(store.mark_alive(self._owner))
                 self._known_alive = True
 
     def shutdown(self, timeout: float | None = None) -> bool:

@@ -8,7 +8,7 @@ from postbus.execution import Execution
 from postbus.handlers import Handler
 from postbus.model import Delivery
 from postbus.pattern import Interest
-from postbus.store.contract import Claim, Claimed, Store
+from postbus.store.contract import Claim, Claimed, Queue
 
 __all__ = ["Claiming"]
 
@@ -17,13 +17,13 @@ __all__ = ["Claiming"]
 class Claiming:
     """Claims on behalf of one worker."""
 
-    store: Store
+    store: Queue
     execution: Execution
     worker_id: str
     owner: str
 
     def claim(self, subscription: str, limit: int, *, alone: bool) -> Claimed:
-        """Claim up to `limit` deliveries of a subscription for this process's handlers; see `Store.claim`.
+        """Claim up to `limit` deliveries of a subscription for this process's handlers; see `Queue.claim`.
 
         A handler whose breaker is open gets nothing, and when it is time, one probe.
         """

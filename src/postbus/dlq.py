@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 from postbus.errors import InvalidRequest, NotFound
 from postbus.model import DeadLetter, Page
-from postbus.store.contract import DeadFilter, Store
+from postbus.store.contract import DeadFilter, Queue
 
 __all__ = ["MAX_PAGE", "DeadLetters", "check_page"]
 
@@ -25,7 +25,7 @@ def check_page(limit: int, offset: int) -> None:
 class DeadLetters:
     """The dead letters of a store."""
 
-    def __init__(self, store: Store, actor: str = "dlq") -> None:
+    def __init__(self, store: Queue, actor: str = "dlq") -> None:
         """Work on a store; `actor` goes into the audit rows."""
         self._store = store
         self._actor = actor

@@ -10,7 +10,7 @@ from typing import Final, Self
 from postbus.config import Settings
 from postbus.errors import NotFound
 from postbus.model import Checkpoint, Event, HandlerRecord, Mode, State, Stats, Status, Subscription
-from postbus.store import Store, shown
+from postbus.store import Log, Queue, log_of, shown
 from postbus.store.contract import Finding
 from postbus.telling import age, many
 from postbus.upkeep import recover
@@ -33,7 +33,7 @@ def _naming(finding: Finding, again: str) -> Finding:
     return replace(finding, remedy=f"{finding.remedy}{again}") if command.startswith("postbus ") else finding
 
 
-def leased(store: Store, name: str, most: int, within: timedelta | None = None) -> Iterator[Event]:
+def leased(store: Queue, name: str, most: int, within: timedelta | None = None) -> Iterator[Event]:
     """Go through what is leased in a queue, without the payloads: up to so many, and `within` a time for each page."""
     after = None
     while most > 0:
@@ -56,13 +56,17 @@ def wrong(check: str, message: str, remedy: str) -> Finding:
 class Patient:
     """A store to be looked at; `again` is what commands need to find it."""
 
-    store: Store
+    store: Queue
     again: str
 
     @classmethod
-    def of(cls, store: Store, url: str | None) -> Self:
+    def of(cls, store: Queue, url: str | None) -> Self:
         """Look at a store that was opened by a URL, or by the settings if that is None."""
         return cls(store, again(url))
+
+    @property
+    def _log(self) -> Log:
+        return log_of(self.store, "inspecting the store")
 
     @cached_property
     def stats(self) -> Stats:
@@ -76,19 +80,19 @@ class Patient:
 
     def mend(self) -> None:
         """Do what the upkeep of a running worker would do, and forget handlers whose process is gone."""
-        policy = Settings.load().retry
-        recover(self.store, policy, "")
-        self.store.expire(None, policy)
+        policy, log = Settings.load().retry, log_of(self.store, "mending")
+        recover(log, policy, "")
+        log.expire(None, policy)
         for each in self._gone():
             self.store.forget_handlers(each.owner)
 
     def examined(self, *, deep: bool = False) -> Iterator[Finding]:
         """Find all there is to find; with `deep`, also what takes long in a large store."""
-        yield from self._beside(self.store.inspect(deep=deep))
+        yield from self._beside(self._log.inspect(deep=deep))
 
     def watched(self) -> Iterator[Finding]:
         """Find the same but for damage, for which the whole store is read: that is not to be done again and again."""
-        yield from self._beside(self.store.condition())
+        yield from self._beside(self._log.condition())
 
     def _beside(self, told: Sequence[Finding]) -> Iterator[Finding]:
         yield from (_naming(each, self.again) for each in told)
@@ -133,7 +137,7 @@ class Patient:
 
     def lost_leases(self) -> Iterator[Finding]:
         """Find leases that ran out or whose process is dead, and that no worker has taken up."""
-        dead = sum(map(self.store.is_dead, self.store.owners()))
+        dead = sum(map(self._log.is_dead, self.store.owners()))
         expired = sum(self._expired(each.name) for each in self.store.subscriptions())
         how = f"start a worker, which takes them up again, or: postbus doctor --mend{self.again}"
         if dead:

@@ -33,7 +33,8 @@ from postbus.handlers import PLAIN, Handler, Handlers, Match
 from postbus.model import AttemptError, Dead, Delivery, Done, DoneWithErrors, Lease, Outcome, Retry, decide
 from postbus.observe import logger, probe, tell
 from postbus.retry import RetryPolicy
-from postbus.store.contract import Settled, Settlement, Store, Transaction
+from postbus.store import log_of
+from postbus.store.contract import Queue, Settled, Settlement, Transaction
 from postbus.tracing import Handling, is_watched
 
 __all__ = [
@@ -150,10 +151,10 @@ class Run:
 
     # A transaction is not left by a `with`: the thread that entered it may hang in a handler, and another end it.
 
-    def enter(self, store: Store) -> Transaction:
+    def enter(self, store: Queue) -> Transaction:
         """Open the transaction of its handlers, when its turn has come."""
         asked = time.perf_counter()
-        self._block = store.transaction()
+        self._block = log_of(store, "a transaction").transaction()
         self.tx = self._block.__enter__()
         self.waited = (time.perf_counter() - asked) * 1000
         return self.tx
@@ -189,7 +190,7 @@ class Ownership(Protocol):
 class Execution:
     """Runs deliveries through this process's handlers."""
 
-    store: Store
+    store: Queue
     handlers: Handlers
     policy: RetryPolicy
     lease: timedelta

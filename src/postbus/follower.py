@@ -40,8 +40,8 @@ from postbus.loop import Bell, Loop
 from postbus.model import AttemptError, Dead, Delivery, Done, Event, HandlerRecord, Lease, Mode, Retry, Stream
 from postbus.observe import probe, tell
 from postbus.quiet import UNDISTURBED
-from postbus.store import open_store
-from postbus.store.contract import Ahead, Burial, Lead, Step, Store, Transaction
+from postbus.store import log_of, open_store
+from postbus.store.contract import Ahead, Burial, Lead, Log, Step, Transaction
 from postbus.tracing import Handling, is_watched
 
 __all__ = ["Follower"]
@@ -56,9 +56,7 @@ BEATS: Final = 3
 class Follower:
     """Follows one ordered subscription. Started once, stopped once."""
 
-    def __init__(
-        self, store: Store, follow: Follow, *, worker_id: str | None = None, poll_interval: float = 1.0
-    ) -> None:
+    def __init__(self, store: Log, follow: Follow, *, worker_id: str | None = None, poll_interval: float = 1.0) -> None:
         """Follow on a store; the subscription is made if it is not there. Raises Conflict if it is of another mode."""
         self.follow = follow
         self.error: Exception | None = None
@@ -88,7 +86,7 @@ class Follower:
         """Whether its thread has taken its last turn, and whether `stop` did not wait for that."""
         self._single = follow.instance is InstanceMode.SINGLE
         self._alive = ExitStack()
-        self._own: Store | None = None
+        self._own: Log | None = None
         self._look_behind = self._try_again = 0.0
         self._chance = random.Random()  # noqa: S311  jitter needs no secrecy
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -108,7 +106,7 @@ class Follower:
         Takes the options of `EventBus.follow`.
         """
         follow = make_follow(subscriber_id, pattern, function, **options)
-        store = open_store(url)
+        store = log_of(open_store(url), "a follower")
         try:
             follower = cls(store, follow)
         except BaseException:

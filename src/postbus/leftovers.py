@@ -12,7 +12,7 @@ from postbus.errors import LeaseLost, StoreUnavailable
 from postbus.execution import after, describe, tell_failed
 from postbus.follow import Follow
 from postbus.model import Dead, Delivery, Done, Event, Retry, State
-from postbus.store.contract import Claim, Settled, Settlement, Store, Transaction
+from postbus.store.contract import Claim, Log, Settled, Settlement, Transaction
 
 __all__ = ["Cancelled", "HandlerFailed", "Leftovers", "cause"]
 
@@ -52,7 +52,7 @@ class Leftovers:
     Of a key, only the first that is left may be due; the others are parked, and the next is freed when it is done.
     """
 
-    def __init__(self, store: Store, follow: Follow, worker_id: str, owner: str) -> None:
+    def __init__(self, store: Log, follow: Follow, worker_id: str, owner: str) -> None:
         """Look after what one follower left; only whoever leads does so."""
         self._store = store
         self._follow = follow
@@ -68,7 +68,8 @@ class Leftovers:
         """See what is left, and free the first of each key if it is parked: what stood before it is gone."""
         self._looked = time.monotonic()
         self.keys, free = self._waiting(self._store.standing(self._follow.name))
-        self._store.unpark(self._follow.name, free, self._worker_id)
+        if free:
+            self._store.unpark(self._follow.name, free, self._worker_id)
 
     def may_go_on(self) -> bool:
         """Return whether anything is left that is not dead, nor parked behind what is: as of one moment."""

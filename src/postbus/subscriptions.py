@@ -11,7 +11,7 @@ from postbus.model import Mode, Stream, Subscription
 from postbus.observe import tell
 from postbus.pattern import check_pattern
 from postbus.retry import RetryPolicy
-from postbus.store.contract import Rewound, Store
+from postbus.store.contract import Queue, Rewound
 
 __all__ = ["Subscriptions", "ordered"]
 
@@ -27,7 +27,7 @@ def ordered(name: str) -> Conflict:
 class Subscriptions:
     """The named consumer groups over the log."""
 
-    def __init__(self, store: Store, actor: str) -> None:
+    def __init__(self, store: Queue, actor: str) -> None:
         """Work on a store; `actor` goes into the audit rows."""
         self._store = store
         self._actor = actor

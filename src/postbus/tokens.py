@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from postbus.errors import InvalidRequest
 from postbus.model import Token
-from postbus.store.contract import Store
+from postbus.store.contract import Log
 
 __all__ = ["SCOPES", "Scope", "Tokens", "make_token"]
 
@@ -23,7 +23,7 @@ MAX_NAME: Final = 255
 
 
 def make_token(
-    store: Store, name: str, scopes: list[str] | tuple[str, ...], expires_in: timedelta | None = None
+    store: Log, name: str, scopes: list[str] | tuple[str, ...], expires_in: timedelta | None = None
 ) -> tuple[Token, str]:
     """Make a token and keep its digest; return it, and the secret that its owner sends, which is shown only now."""
     if not name or len(name) > MAX_NAME or not name.isprintable():
@@ -49,7 +49,7 @@ def _digest(secret: str) -> str:
 class Tokens:
     """The tokens of a store, looked up again every few seconds."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Log) -> None:
         """Look at nothing yet."""
         self._store = store
         self._known: dict[str, Token] = {}

@@ -9,7 +9,7 @@ from typing import Final
 from postbus.model import HandlerRecord
 from postbus.observe import tell
 from postbus.retry import RetryPolicy
-from postbus.store.contract import Store
+from postbus.store import Log, Queue, is_log
 
 __all__ = ["Upkeep", "recover"]
 
@@ -20,7 +20,7 @@ SHARE: Final = 0.05
 """How much of the time upkeep may take: while vacuum is held up, its looks grow long, and are taken less often."""
 
 
-def recover(store: Store, policy: RetryPolicy, mine: str) -> int:
+def recover(store: Log, policy: RetryPolicy, mine: str) -> int:
     """Free the leases of processes that are known to be dead; return how many."""
     dead = [owner for owner in store.owners() if owner != mine and store.is_dead(owner)]
     if not dead:
@@ -36,7 +36,7 @@ def recover(store: Store, policy: RetryPolicy, mine: str) -> int:
 class Upkeep:
     """One process's share of the upkeep."""
 
-    store: Store
+    store: Queue
     policy: RetryPolicy
     owner: str
     every: float
@@ -47,14 +47,14 @@ class Upkeep:
     def turn(self) -> float:
         """Look once after everything; return the seconds until the next look."""
         began = time.monotonic()
-        if not self.store.remote:
+        if is_log(self.store):
             recover(self.store, self.policy, self.owner)
             self.store.expire(None, self.policy)
         now = time.monotonic()
         if now - self._seen >= SEEN_EVERY:
             self._seen = now
             self.store.register_handlers(self.handlers())
-        if now - self._tidied >= TIDY_EVERY and not self.store.remote:
+        if now - self._tidied >= TIDY_EVERY and is_log(self.store):
             self._tidied = now
             self.store.tidy()
         return max(self.every, min((now - began) / SHARE, LONGEST_PAUSE))

@@ -17,7 +17,8 @@ from postbus.lanes import WATCH_EVERY, AsyncLane, ThreadLane
 from postbus.loop import Loop, Signal
 from postbus.model import Dead, Delivery, Lease
 from postbus.observe import probe, tell
-from postbus.store.contract import Claimed, Settled, Settlement, Store
+from postbus.store import is_file, is_log
+from postbus.store.contract import Claimed, Queue, Settled, Settlement
 
 __all__ = ["Worker"]
 
@@ -37,7 +38,7 @@ class Worker:
 
     def __init__(
         self,
-        store: Store,
+        store: Queue,
         settings: Settings,
         execution: Execution,
         owner: str,
@@ -45,6 +46,8 @@ class Worker:
     ) -> None:
         """Work for `owner` with the handlers of `execution`; coroutines run on `loop` if one is given."""
         self._store = store
+        self._in_file = is_file(store.url)
+        """Claims cost this process the time that its handlers need; elsewhere a server does the work."""
         self._settings = settings
         self._execution = execution
         self._worker_id = settings.worker_id or ""
@@ -176,7 +179,7 @@ class Worker:
     def _look_again(self, names: Sequence[str]) -> None:
         """Drain no longer if the suspects have been taken by others: a claim of nothing tells whether one waits."""
         now = time.monotonic()
-        if self._draining and self._held and now >= self._look_again_at and not self._store.remote:
+        if self._draining and self._held and now >= self._look_again_at and is_log(self._store):
             self._look_again_at = now + self._settings.poll_interval
             self._draining = False
             for name in names:
@@ -199,7 +202,7 @@ class Worker:
         limit, concurrency = self._limit(), self._settings.concurrency
         # Handlers this quick keep Python's lock all the time: claiming beside them would only slow both down, unless
         # a server does the claiming.
-        quick = not self._store.served and self._seconds * limit < QUICK_SECONDS * concurrency
+        quick = self._in_file and self._seconds * limit < QUICK_SECONDS * concurrency
         wanted = limit - concurrency if quick else (limit - concurrency) // STEPS
         return held >= limit or (held >= concurrency and limit - held < wanted)
 
@@ -213,7 +216,7 @@ class Worker:
         concurrency = self._settings.concurrency
         if not self._seconds:
             return 2 * concurrency
-        most = STEPS * MOST_HELD if self._store.served else MOST_HELD
+        most = MOST_HELD if self._in_file else STEPS * MOST_HELD
         return max(concurrency, min(most, int(concurrency * HOLD_SECONDS / self._seconds)))
 
     def _claim(self, subscription: str, limit: int) -> Claimed:

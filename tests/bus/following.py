@@ -12,6 +12,7 @@ from postbus import (
     RetryPolicy,
 )
 from postbus.model import Checkpoint
+from postbus.store import log_of
 
 QUICK = RetryPolicy(max_retries=2, base_delay=0.01, max_delay=0.01)
 ONCE = RetryPolicy(max_retries=0)
@@ -50,7 +51,7 @@ def actions(bus: EventBus, event: Event) -> list[str]:
 
 def looks(bus: EventBus, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Return the list of what followers found when they looked whether they are paused."""
-    look, found = bus.store.is_paused, list[bool]()
+    look, found = log_of(bus.store).is_paused, list[bool]()
 
     def looking(lead: Any) -> bool:
         found.append(look(lead))

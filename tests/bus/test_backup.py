@@ -10,6 +10,7 @@ import pytest
 
 from postbus import EventBus, LeaseLost
 from postbus.errors import NotFound
+from postbus.store import log_of
 from tests.postgres.server import server
 
 MULTIPLE = 1_000_000_000
@@ -55,7 +56,7 @@ def drained(bus: EventBus) -> list[Any]:
 def open_marked(url: str) -> EventBus:
     """Open a restored bus and mark it."""
     bus = EventBus(url)
-    bus.store.restore_mark("admin")
+    log_of(bus.store).restore_mark("admin")
     return bus
 
 
@@ -130,7 +131,7 @@ def test_marking_a_bus_that_is_at_work_loses_nothing(make_bus: Callable[..., Eve
     with worker:
         crew.start(lambda: [publisher.publish("a").id for _ in range(60)], count=4)
         for _ in range(3):
-            admin.store.restore_mark("admin")
+            log_of(admin.store).restore_mark("admin")
         ids = [event_id for published in crew.join(within=60) for event_id in published]
         worker.wait_idle(timeout=60)
     assert len(set(ids)) == 240

@@ -20,6 +20,7 @@ from postbus import (
     open_store,
 )
 from postbus.follow import make_follow
+from postbus.store import log_of
 from tests.bus.following import (
     LONG,
     QUICK,
@@ -157,7 +158,7 @@ def test_a_follower_runs_alone(make_bus: Make, url: str):
     """Without a bus: it needs a store and what to do (S4.3)."""
     bus = make_bus()
     seen: list[Any] = []
-    store = open_store(url)
+    store = log_of(open_store(url))
     with Follower(store, make_follow("s", "*", lambda event: seen.append(event.payload)), poll_interval=0.05):
         bus.wait_for("s", publish(bus, 1, 2)[-1].id, timeout=LONG)
     store.close()

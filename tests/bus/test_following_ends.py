@@ -11,6 +11,7 @@ import pytest
 
 from postbus import AsyncEventBus, Event, EventBus, EventBusShutdownError, UnsafeStore
 from postbus.model import Stream
+from postbus.store import log_of
 from postbus.store.contract import Settled
 from tests.bus.following import LONG, ONCE, QUICK, Eventually, Make, collect, publish
 from tests.contract.following import on_postgres
@@ -31,7 +32,7 @@ def test_a_leader_that_is_cut_off_by_a_prune_stops_loudly(bus: EventBus, eventua
         bus.subscriptions.pause("s")
         eventually(lambda: bus.followers["s"]._paused)
         events = publish(bus, *range(1, 9))
-        bus.store.prune(Stream.EVENTS, after=0, through=events[5].id, past=["s"])
+        log_of(bus.store).prune(Stream.EVENTS, after=0, through=events[5].id, past=["s"])
         bus.subscriptions.resume("s")
         eventually(lambda: bus.followers["s"].error is not None)
         assert isinstance(bus.followers["s"].error, UnsafeStore)
@@ -187,7 +188,7 @@ def test_processes_that_end_while_it_is_paused_condemn_nothing(make_bus: Make):
     bus.subscriptions.pause("s")
     events = publish(bus, 0, 1)
     for number in range(9):
-        assert bus.store.lead("s", f"gone {number}", "w", -QUICK.delay(2))
+        assert log_of(bus.store).lead("s", f"gone {number}", "w", -QUICK.delay(2))
     bus.subscriptions.resume("s")
     with bus:
         bus.wait_for("s", events[-1].id, timeout=LONG)

@@ -22,6 +22,7 @@ from postbus import (
     Status,
     StoreUnavailable,
 )
+from postbus.store import log_of
 from tests.bus.following import (
     LONG,
     ONCE,
@@ -340,9 +341,9 @@ def test_an_event_that_ends_every_process_dies_alone(bus: EventBus, eventually: 
     events = publish(bus, 0, 1, 2)
     seen = collect(bus, retry=QUICK, checkpoint=CheckpointMode.batched(10, 60), lease=0.3)
     for number in range(QUICK.attempts):
-        gone = bus.store.lead("s", f"gone {number}", "w", timedelta(0))
+        gone = log_of(bus.store).lead("s", f"gone {number}", "w", timedelta(0))
         assert gone is not None
-        bus.store.announce(gone, events[0].id)
+        log_of(bus.store).announce(gone, events[0].id)
     with bus:
         bus.wait_for("s", events[0].id, timeout=LONG)
         (letter,) = bus.dlq.list(subscription="s")

@@ -17,6 +17,7 @@ from postbus import (
     Status,
     open_store,
 )
+from postbus.store import log_of
 from postbus.store.contract import Rewound
 from tests.bus.following import (
     LONG,
@@ -61,7 +62,7 @@ def test_who_forgot_to_say_so_is_waited_for_no_longer_than_its_lease(make_bus: M
     """A reader on a host that is gone: nobody can see its lock (S4.7, I10)."""
     bus = make_bus()
     seen = collect(bus, lease=0.4)
-    gone = bus.store.lead("s", "elsewhere", "gone:1", bus.followers["s"]._lease)
+    gone = log_of(bus.store).lead("s", "elsewhere", "gone:1", bus.followers["s"]._lease)
     assert gone is not None
     with bus:
         assert bus.followers["s"].leads is False
@@ -98,7 +99,7 @@ def test_a_leader_keeps_its_lease_while_a_handler_takes_long(make_bus: Make, eve
 def test_a_single_one_needs_no_lock(bus: EventBus):
     """It reads at once, although another's lease still runs: there is no other (S4.8)."""
     seen = collect(bus, instance=InstanceMode.SINGLE, lease=60)
-    assert bus.store.lead("s", "my former self", "host:1", bus.followers["s"]._lease) is not None
+    assert log_of(bus.store).lead("s", "my former self", "host:1", bus.followers["s"]._lease) is not None
     with bus:
         bus.wait_for("s", publish(bus, 1)[-1].id, timeout=LONG)
     assert seen == [1]
@@ -120,7 +121,7 @@ def test_one_that_stands_by_is_not_kept_busy_by_events(make_bus: Make, monkeypat
     first, second = make_bus(), make_bus()
     collect(first)
     asked: list[float] = []
-    lead = second.store.lead
+    lead = log_of(second.store).lead
 
     def asking(*args: Any, **named: Any) -> Any:
         asked.append(time.monotonic())

@@ -8,6 +8,7 @@ import pytest
 
 from postbus import EventBus, RetryPolicy
 from postbus.model import Stream
+from postbus.store import log_of
 
 from .conftest import PROGRAM, URL
 
@@ -37,7 +38,7 @@ def test_an_event_that_was_archived_is_looked_for_in_the_lake(cli):
     bus.subscribe("a", str)
     bus.publish_many([{"type": "a"}] * 3)
     bus.run_due()
-    bus.store.prune(Stream.EVENTS, after=0, through=2)
+    log_of(bus.store).prune(Stream.EVENTS, after=0, through=2)
     bus.shutdown()
     told = cli("events", "show", "2", expect=1).stderr
     assert "event 2 is not in the log any more: what was done was archived (pruned through 2)" in told

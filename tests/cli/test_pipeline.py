@@ -14,6 +14,7 @@ from postbus.errors import UnsafeStore
 from postbus.model import Stream
 from postbus.spark import launch
 from postbus.spark.manifest import Entry, Manifest
+from postbus.store import log_of
 
 from .conftest import URL
 
@@ -57,7 +58,7 @@ def lake_of(bus: EventBus) -> Path:
         span = bus.store.span(stream)
         entry = Entry("s0", span.log_id, 0, span.head, span.head, 0, (), 0, "2020-01-01T00:00:00+00:00")
         Manifest("lake", stream).add(entry)
-        bus.store.consumer(name, stream, span.head)
+        log_of(bus.store).consumer(name, stream, span.head)
     return Path("lake")
 
 
@@ -103,7 +104,7 @@ def test_a_replay_that_cannot_be_is_refused_at_once(bus, cli, words: list[str], 
 def test_a_replay_without_anybody_to_ask_is_refused_at_once(bus, cli):
     """Also where a part of the range is in no lake that was named (P.6)."""
     assert "no terminal to ask at: add --yes" in cli(*REPLAY, expect=2).stderr
-    bus.store.prune(Stream.EVENTS, after=0, through=2)
+    log_of(bus.store).prune(Stream.EVENTS, after=0, through=2)
     assert "events up to 2 were pruned: name the lake" in cli(*REPLAY, "--dry-run", expect=2).stderr
     assert "events up to 2 were pruned: name the lake" in cli("pipeline", "report", expect=2).stderr
 
@@ -182,7 +183,7 @@ def test_an_archive_that_cuts_somebody_off_must_be_agreed_to(bus, cli, data):
     with pytest.raises(pytest.fail.Exception, match="Spark was started"):
         cli(*words, "--yes")
     assert bus.list().total == 4
-    bus.store.prune(Stream.EVENTS, after=0, through=2, past=["ledger"])
+    log_of(bus.store).prune(Stream.EVENTS, after=0, through=2, past=["ledger"])
     with pytest.raises(pytest.fail.Exception, match="Spark was started"):
         cli(*words)
 

@@ -14,6 +14,7 @@ import pytest
 
 from postbus import EventBus
 from postbus.model import Stream
+from postbus.store import log_of
 from tests.kinds import on_sqlite
 from tests.postgres.server import server
 
@@ -177,7 +178,7 @@ def test_a_spark_stream_is_listed_beside_queues(shop, cli, data):
     """All that read by position share a table, queues have their own."""
     bus = EventBus(shop)
     bus.subscriptions.create("mail", "user.*")
-    bus.store.consumer("lake", Stream.AUDIT, 0)
+    log_of(bus.store).consumer("lake", Stream.AUDIT, 0)
     bus.shutdown()
     rows = by_name(data("subscriptions", "list"))
     assert rows["mail"]["checkpoint"] is None
@@ -303,7 +304,7 @@ def test_a_queue_goes_back_after_a_preview(shop, cli, data):
 def test_a_spark_stream_is_neither_rewound_nor_paused(shop, cli, data):
     """It is told what to do instead, and keeps what it has."""
     bus = EventBus(shop)
-    bus.store.consumer("lake", Stream.EVENTS, 3)
+    log_of(bus.store).consumer("lake", Stream.EVENTS, 3)
     bus.shutdown()
     assert "Spark stream" in cli("subscriptions", "rewind", "lake", "--to", "0", "--yes", expect=2).stderr
     assert "Spark stream" in cli("subscriptions", "pause", "lake", expect=2).stderr

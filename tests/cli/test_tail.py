@@ -10,7 +10,7 @@ from postbus import Discard, EventBus
 from postbus.cli.tail import _Events
 from postbus.model import Stream
 from postbus.pattern import Interest
-from postbus.store import open_store
+from postbus.store import log_of, open_store
 from tests.postgres.server import server
 
 from .conftest import PROGRAM, URL
@@ -89,7 +89,7 @@ def test_an_event_that_commits_late_is_not_passed_over(cli):
     """On PostgreSQL an open transaction holds ids back; whoever begins meanwhile sees them once it commits (I5)."""
     with server().database() as url:
         bus = EventBus(url)
-        source = _Events(bus.store, (Interest(),), Interest())
+        source = _Events(log_of(bus.store), (Interest(),), Interest())
         with bus.transaction() as late:
             bus.publish("late", connection=late)
             other = EventBus(url)
@@ -172,7 +172,7 @@ def test_what_was_archived_is_said_and_passed(cli, orders):
     bus.subscribe("*", lambda _: None)
     bus.run_due()
     bus.shutdown()
-    store = open_store(URL)
+    store = log_of(open_store(URL))
     store.prune(Stream.EVENTS, after=0, through=4)
     store.close()
     shown = cli("tail", "--after", "0")

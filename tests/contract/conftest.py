@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from postbus.model import Event, Mode
-from postbus.store import Store
+from postbus.store import Log
 from postbus.testing import FrozenClock
 from tests.contract.stores import Operator, Site, site_of
 
@@ -26,13 +26,13 @@ def clock(site: Site) -> FrozenClock:
 
 
 @pytest.fixture
-def store(site: Site) -> Store:
+def store(site: Site) -> Log:
     """Give an open store."""
     return site.open()
 
 
 @pytest.fixture
-def op(store: Store, clock: FrozenClock) -> Operator:
+def op(store: Log, clock: FrozenClock) -> Operator:
     """Give somebody who drives the store."""
     return Operator(store, clock)
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from postbus.model import AttemptError, Checkpoint, Event, State, Status
-from postbus.store import Store
+from postbus.store import Log
 from postbus.store.contract import Burial, Lead, Step
 from tests.contract.stores import Operator, wanting
 
@@ -16,14 +16,14 @@ on_postgres = pytest.mark.parametrize("kind", ["postgres"])
 """For what one writer at a time rules out."""
 
 
-def lead(store: Store, who: str = "one", name: str = "s", **how: bool) -> Lead:
+def lead(store: Log, who: str = "one", name: str = "s", **how: bool) -> Lead:
     """Take a lead that must be free."""
     found = store.lead(name, who, f"host:{who}", HELD, **how)
     assert found is not None
     return found
 
 
-def standby(store: Store, who: str = "two", **how: bool) -> Lead | None:
+def standby(store: Log, who: str = "two", **how: bool) -> Lead | None:
     """Ask for the lead."""
     return store.lead("s", who, f"host:{who}", HELD, **how)
 
@@ -39,7 +39,7 @@ def burial(event: Event, attempts: int = 1) -> Burial:
     return Burial(event, errors, 1.5)
 
 
-def stand(store: Store, name: str = "s") -> Checkpoint:
+def stand(store: Log, name: str = "s") -> Checkpoint:
     """Return how a subscription's checkpoint stands."""
     return next(each for each in store.checkpoints() if each.subscription == name)
 
@@ -49,6 +49,6 @@ def rows(op: Operator, event: Event) -> list[tuple[str, Status | None, int | Non
     return [(row.action.value, row.status, row.attempt) for row in op.logs(event, "s")]
 
 
-def left(store: Store) -> list[tuple[int, State]]:
+def left(store: Log) -> list[tuple[int, State]]:
     """Return what is left behind, and how."""
     return [(event_id, state) for event_id, _, state in store.standing("s")]

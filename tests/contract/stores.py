@@ -28,7 +28,7 @@ from postbus.model import (
 from postbus.pattern import Interest
 from postbus.payload import draft
 from postbus.retry import RetryPolicy
-from postbus.store import Store, open_store
+from postbus.store import Log, log_of, open_store
 from postbus.store.contract import Claim, Claimed, DeadFilter, Settled, Settlement
 from postbus.testing import FrozenClock
 from tests.postgres.server import ServerClock, server
@@ -53,11 +53,11 @@ class Site:
     clock: FrozenClock = field(default_factory=FrozenClock)
     leave: Callable[[], None] = lambda: None
     """Gives the place back."""
-    _opened: list[Store] = field(default_factory=list)
+    _opened: list[Log] = field(default_factory=list)
 
-    def open(self) -> Store:
+    def open(self) -> Log:
         """Open a store, as another process would."""
-        store = open_store(self.url, clock=self.clock)
+        store = log_of(open_store(self.url, clock=self.clock))
         self._opened.append(store)
         return store
 
@@ -86,7 +86,7 @@ def site_of(kind: str, folder: Path) -> Site:
 class Operator:
     """Does what workers and administrators do, on a store."""
 
-    store: Store
+    store: Log
     clock: FrozenClock
 
     def publish(self, kind: str = "order.placed", **fields: Any) -> Event:

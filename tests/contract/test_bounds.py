@@ -14,8 +14,8 @@ import pytest
 
 from postbus.model import Dead, Mode, Status, Stream
 from postbus.pattern import Interest
-from postbus.store import as_arrow, open_store
-from postbus.store.contract import PAGE_BYTES, Claim, DeadFilter, Store
+from postbus.store import as_arrow, log_of, open_store
+from postbus.store.contract import PAGE_BYTES, Claim, DeadFilter, Log
 from tests.contract.stores import DONE, OOPS, Operator, ids
 from tests.http.serving import place
 
@@ -38,7 +38,7 @@ def fill(op: Operator, count: int) -> list[int]:
 # ── what a read takes ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def reads(store: Store, url: str) -> dict[str, Callable[[], object]]:
+def reads(store: Log, url: str) -> dict[str, Callable[[], object]]:
     """Return every read of a store that has events or errors in its answer."""
 
     def listed(status: Status | None, **how: Any) -> Callable[[], object]:
@@ -69,7 +69,7 @@ def reads(store: Store, url: str) -> dict[str, Callable[[], object]]:
     }
 
 
-def read(store: Store) -> object:
+def read(store: Log) -> object:
     """Read as a follower does, to the end."""
     position, seen = 0, 0
     with closing(store.reader()) as reader:
@@ -95,7 +95,7 @@ def measure(url: str) -> None:
     """Print what each read takes beyond what there was before it."""
     taken: dict[str, int] = {}
     assert [*as_arrow(url, "events", ("id", "payload"), 0, 1)]  # Arrow itself takes some, and loads pandas
-    with closing(open_store(url)) as store:
+    with closing(log_of(open_store(url))) as store:
         for name, ask in reads(store, url).items():
             before = resident()
             peak()
@@ -108,7 +108,7 @@ def measure(url: str) -> None:
 def test_every_read_of_large_events_takes_little_memory(kind: str, tmp_path: Path):
     """Of 200 events of 1 MB no read holds more than a page: 64 MB at most, whatever the limit asked for."""
     with place(kind, tmp_path) as url:
-        with closing(open_store(url)) as store:
+        with closing(log_of(open_store(url))) as store:
             store.create_subscription("s", ["*"], [], mode=Mode.ORDERED, lease=None, retry=None, start="beginning")
             fill(Operator(store, None), COUNT)  # pyright: ignore[reportArgumentType]  nothing here looks at the clock
         ended = subprocess.run(

@@ -8,7 +8,7 @@ import pytest
 from postbus.errors import InvalidEventError, InvalidRequest, LeaseLost
 from postbus.model import AttemptError, Dead, DoneWithErrors, Event, Mode, Retry, Status, Stream
 from postbus.retry import RetryPolicy
-from postbus.store import Store
+from postbus.store import Log
 from postbus.store.contract import Burial, DeadFilter, Failure, Settled
 from tests.contract.following import ALL, lead, stand, step
 from tests.contract.stores import DEAD, RETRY, Operator, ids
@@ -179,7 +179,7 @@ def test_of_what_was_pruned_it_is_recorded_once(op: Operator):
     assert op.actions(event) == ["PICKED", "COMPLETED", "ERASED"]
 
 
-def test_nothing_or_too_much_is_refused(store: Store):
+def test_nothing_or_too_much_is_refused(store: Log):
     """A call without an argument must not erase everything, nor seem to have erased something (P.5)."""
     with pytest.raises(InvalidRequest):
         store.erase(actor="privacy")

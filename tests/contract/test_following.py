@@ -8,7 +8,7 @@ import pytest
 from postbus.errors import LeaseLost, NotFound
 from postbus.model import Event, Mode, State, Status, Stream
 from postbus.payload import draft
-from postbus.store import Store
+from postbus.store import Log
 from postbus.store.contract import DeadFilter, Step
 from postbus.testing import FrozenClock
 from tests.contract.following import HELD, burial, lead, left, rows, stand, step
@@ -17,7 +17,7 @@ from tests.contract.stores import Operator, Site, wanting
 # ── moving ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_move_is_seen_by_all(site: Site, store: Store, clock: FrozenClock, events: list[Event]):
+def test_a_move_is_seen_by_all(site: Site, store: Log, clock: FrozenClock, events: list[Event]):
     """Position, time and epoch, in every process (S4.2)."""
     first = lead(store)
     clock.advance(3)
@@ -40,7 +40,7 @@ def test_a_position_is_that_of_somebody(op: Operator):
             op.store.position(name)
 
 
-def act(store: Store, step: Step, *, then: type[Exception] | None = None) -> None:
+def act(store: Log, step: Step, *, then: type[Exception] | None = None) -> None:
     """Publish something and move, in one transaction."""
     with store.transaction() as tx:
         tx.publish([draft({"type": "after"})])
@@ -49,7 +49,7 @@ def act(store: Store, step: Step, *, then: type[Exception] | None = None) -> Non
             raise then
 
 
-def depose(store: Store, clock: FrozenClock, how: str) -> None:
+def depose(store: Log, clock: FrozenClock, how: str) -> None:
     """Have whoever leads deposed."""
     match how:
         case "lease":
@@ -105,7 +105,7 @@ def test_a_move_backwards_does_nothing(op: Operator, events: list[Event], *, beh
     assert stand(op.store).position == events[5].id
 
 
-def test_a_move_counts_once_its_transaction_commits(site: Site, store: Store, events: list[Event]):
+def test_a_move_counts_once_its_transaction_commits(site: Site, store: Log, events: list[Event]):
     """Until then another process sees neither it nor the dead letter; rolled back, it was never made (S4.6, I6)."""
     other = Operator(site.open(), site.clock)
     first = lead(store)

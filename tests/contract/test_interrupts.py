@@ -9,12 +9,14 @@ from typing import Final
 import pytest
 
 from postbus.payload import draft
-from postbus.store import Store, committer, owned
+from postbus.store import Log, committer, owned
 from tests.conftest import Crew
 from tests.contract.stores import DONE, Operator
 from tests.interrupts import Interrupted, interrupted_at
 
 TOUCHED: Final = (
+    "postbus.store.postgres.append",
+    "postbus.store.postgres.claim",
     "postbus.store.postgres.connection",
     "postbus.store.postgres.store",
     "postbus.store.sqlite.connection",
@@ -61,7 +63,7 @@ VERBS: Final = (publish, publish_two, publish_in_transaction, publish_in_failing
 )
 @pytest.mark.parametrize("step", [5, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.timeout(1_200)])])
 def test_a_store_goes_on_after_an_interrupt_at_any_line(
-    store: Store, op: Operator, verb: Callable[[Operator], None], error: type[BaseException], step: int
+    store: Log, op: Operator, verb: Callable[[Operator], None], error: type[BaseException], step: int
 ):
     """Later writes of all threads are done while the exception is kept, batches are whole, nothing waits (I2, I10)."""
     modules = [committer, owned, *(sys.modules[name] for name in TOUCHED if name in sys.modules)]

@@ -9,7 +9,7 @@ import pytest
 from postbus.errors import Conflict, InvalidRequest, LeaseLost, NotFound, UnsafeStore
 from postbus.model import Event, Mode, State, Stream
 from postbus.pattern import Interest
-from postbus.store import Store
+from postbus.store import Log
 from postbus.store.contract import Burial, DeadFilter
 from postbus.testing import FrozenClock
 from tests.contract.following import HELD, burial, lead, left, on_postgres, stand, standby, step
@@ -18,7 +18,7 @@ from tests.contract.stores import DEAD, OOPS, Operator, Site
 # ── who leads ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_only_one_leads(site: Site, store: Store, events: list[Event]):
+def test_only_one_leads(site: Site, store: Log, events: list[Event]):
     """The other gets nothing, from any process, until the first resigns (S4.7)."""
     other = site.open()
     first = lead(store)
@@ -37,7 +37,7 @@ def test_of_many_who_ask_at_once_one_leads(site: Site, events: list[Event]):
     assert sum(each is not None for each in found) == 1
 
 
-def test_a_lease_that_ran_out_passes(store: Store, clock: FrozenClock, events: list[Event]):
+def test_a_lease_that_ran_out_passes(store: Log, clock: FrozenClock, events: list[Event]):
     """At its end, not a microsecond before (S4.7, I10)."""
     lead(store)
     clock.advance(HELD - timedelta(microseconds=1))
@@ -46,7 +46,7 @@ def test_a_lease_that_ran_out_passes(store: Store, clock: FrozenClock, events: l
     assert standby(store) is not None
 
 
-def test_a_lease_that_is_kept_does_not_run_out(store: Store, clock: FrozenClock, events: list[Event]):
+def test_a_lease_that_is_kept_does_not_run_out(store: Log, clock: FrozenClock, events: list[Event]):
     """Each time it runs anew from then on (S4.7)."""
     first = lead(store)
     for _ in range(3):
@@ -57,7 +57,7 @@ def test_a_lease_that_is_kept_does_not_run_out(store: Store, clock: FrozenClock,
     assert standby(store) is not None
 
 
-def test_who_is_late_and_not_deposed_goes_on(store: Store, clock: FrozenClock, events: list[Event]):
+def test_who_is_late_and_not_deposed_goes_on(store: Log, clock: FrozenClock, events: list[Event]):
     """Nobody has taken over: the lease only allows it (I8)."""
     first = lead(store)
     clock.advance(HELD * 2)
@@ -66,13 +66,13 @@ def test_who_is_late_and_not_deposed_goes_on(store: Store, clock: FrozenClock, e
     assert standby(store) is None
 
 
-def test_a_lock_that_is_free_passes_the_lead_at_once(store: Store, events: list[Event]):
+def test_a_lock_that_is_free_passes_the_lead_at_once(store: Log, events: list[Event]):
     """Whoever led by the lock is gone when another holds it: no waiting for the lease (S4.7)."""
     lead(store, locked=True)
     assert standby(store, locked=True) is not None
 
 
-def test_who_is_known_to_be_dead_is_not_waited_for(store: Store, events: list[Event], monkeypatch: pytest.MonkeyPatch):
+def test_who_is_known_to_be_dead_is_not_waited_for(store: Log, events: list[Event], monkeypatch: pytest.MonkeyPatch):
     """Where that can be told, without any lock (S4.7)."""
     lead(store)
     assert standby(store) is None
@@ -85,7 +85,7 @@ def test_who_is_known_to_be_dead_is_not_waited_for(store: Store, events: list[Ev
 
 @pytest.mark.parametrize(("leader", "other"), [(False, True), (True, False), (False, False)])
 def test_without_the_lock_on_both_sides_the_lease_decides(
-    store: Store, clock: FrozenClock, events: list[Event], *, leader: bool, other: bool
+    store: Log, clock: FrozenClock, events: list[Event], *, leader: bool, other: bool
 ):
     """A leader that never had the lock is not deposed by one who gets it, nor one that has it by one without (S4.7)."""
     first = lead(store, locked=leader)
@@ -95,7 +95,7 @@ def test_without_the_lock_on_both_sides_the_lease_decides(
     assert standby(store, locked=other) is not None
 
 
-def test_single_always_takes(store: Store, events: list[Event]):
+def test_single_always_takes(store: Log, events: list[Event]):
     """Nobody is asked; of two that run all the same, the first one's writes are refused (S4.8, I8)."""
     first = lead(store, single=True)
     second = lead(store, "two", single=True)
@@ -105,7 +105,7 @@ def test_single_always_takes(store: Store, events: list[Event]):
     store.move(step(second, events[0]))
 
 
-def test_epochs_only_rise(store: Store, clock: FrozenClock, events: list[Event]):
+def test_epochs_only_rise(store: Log, clock: FrozenClock, events: list[Event]):
     """At every take-over, also one's own, and at a rewind; never one that was there before (I7)."""
     epochs = [lead(store).epoch, lead(store).epoch]
     clock.advance(HELD)
@@ -118,7 +118,7 @@ def test_epochs_only_rise(store: Store, clock: FrozenClock, events: list[Event])
     assert epochs == sorted(set(epochs))
 
 
-def test_who_leads_again_begins_under_a_new_epoch(store: Store, events: list[Event]):
+def test_who_leads_again_begins_under_a_new_epoch(store: Log, events: list[Event]):
     """A process that stepped down without a word is not in its own way; what it began before counts no more (I8)."""
     first = lead(store)
     again = lead(store)
@@ -127,7 +127,7 @@ def test_who_leads_again_begins_under_a_new_epoch(store: Store, events: list[Eve
     store.move(step(again, events[0]))
 
 
-def test_resigning_after_another_has_taken_over_changes_nothing(store: Store, clock: FrozenClock, events: list[Event]):
+def test_resigning_after_another_has_taken_over_changes_nothing(store: Log, clock: FrozenClock, events: list[Event]):
     """The heir still leads (I8)."""
     first = lead(store)
     clock.advance(HELD)
@@ -137,7 +137,7 @@ def test_resigning_after_another_has_taken_over_changes_nothing(store: Store, cl
     assert store.keep(heir, HELD)
 
 
-def test_a_lead_begins_where_the_last_one_stopped(store: Store, events: list[Event]):
+def test_a_lead_begins_where_the_last_one_stopped(store: Log, events: list[Event]):
     """The position is that of the last move (S4.2, S4.3)."""
     first = lead(store)
     store.move(step(first, events[3]))
@@ -145,7 +145,7 @@ def test_a_lead_begins_where_the_last_one_stopped(store: Store, events: list[Eve
     assert lead(store, "two").position == events[3].id
 
 
-def test_what_is_no_ordered_subscription_has_no_lead(store: Store, clock: FrozenClock):
+def test_what_is_no_ordered_subscription_has_no_lead(store: Log, clock: FrozenClock):
     """A queue, a Spark stream, or nothing at all."""
     store.consumer("lake", Stream.EVENTS, 0)
     for name in ("default", "lake"):
@@ -155,7 +155,7 @@ def test_what_is_no_ordered_subscription_has_no_lead(store: Store, clock: Frozen
         store.lead("nowhere", "one", "w", HELD)
 
 
-def test_a_pause_is_told_to_whoever_leads_and_to_nobody_else(store: Store, clock: FrozenClock, events: list[Event]):
+def test_a_pause_is_told_to_whoever_leads_and_to_nobody_else(store: Log, clock: FrozenClock, events: list[Event]):
     """LeaseLost to one who was deposed, NotFound once the subscription is gone (I8)."""
     first = lead(store)
     assert store.is_paused(first) is False
@@ -175,7 +175,7 @@ def test_a_pause_is_told_to_whoever_leads_and_to_nobody_else(store: Store, clock
 # ── one that has stopped, or is gone ─────────────────────────────────────────────────────────────────────────────────
 
 
-def test_why_a_reader_stopped_shows_to_all(site: Site, store: Store, events: list[Event]):
+def test_why_a_reader_stopped_shows_to_all(site: Site, store: Log, events: list[Event]):
     """With the event it stopped before; whoever reads next and ends in good order does not hide it (S4.5)."""
     store.resign(lead(store), "stopped before event 1", events[0].id)
     other = site.open()
@@ -188,7 +188,7 @@ def test_why_a_reader_stopped_shows_to_all(site: Site, store: Store, events: lis
 
 
 @pytest.mark.parametrize("way", ["lightly", "leaving one dead", "with other writes", "rewind"])
-def test_why_a_reader_stopped_is_forgotten_once_it_goes_on(store: Store, events: list[Event], way: str):
+def test_why_a_reader_stopped_is_forgotten_once_it_goes_on(store: Log, events: list[Event], way: str):
     """Whoever gets further, or puts it elsewhere, has dealt with it; to lead alone is not enough (S4.5)."""
     store.resign(lead(store), "stopped before event 1", events[0].id)
     again = lead(store)
@@ -206,7 +206,7 @@ def test_why_a_reader_stopped_is_forgotten_once_it_goes_on(store: Store, events:
     assert (stand(store).stopped, stand(store).stopped_before) == (None, None)
 
 
-def test_one_that_was_deposed_says_nothing_of_its_end(store: Store, clock: FrozenClock, events: list[Event]):
+def test_one_that_was_deposed_says_nothing_of_its_end(store: Log, clock: FrozenClock, events: list[Event]):
     """Its heir may be past that event already (I8)."""
     first = lead(store)
     clock.advance(HELD)
@@ -216,7 +216,7 @@ def test_one_that_was_deposed_says_nothing_of_its_end(store: Store, clock: Froze
 
 
 def test_a_reader_known_to_be_dead_is_told_to_be_gone(
-    store: Store, clock: FrozenClock, events: list[Event], monkeypatch: pytest.MonkeyPatch
+    store: Log, clock: FrozenClock, events: list[Event], monkeypatch: pytest.MonkeyPatch
 ):
     """While its lease still runs; after that nobody is told to read at all (S4.7)."""
     lead(store)
@@ -229,7 +229,7 @@ def test_a_reader_known_to_be_dead_is_told_to_be_gone(
 
 
 @on_postgres
-def test_a_reader_that_lost_its_lock_is_told_to_be_gone(site: Site, store: Store, events: list[Event]):
+def test_a_reader_that_lost_its_lock_is_told_to_be_gone(site: Site, store: Log, events: list[Event]):
     """From any host: the lock is the server's. One that reads without a lock is left alone (S4.7)."""
     with site.open().hold("follower s"):
         lead(store, locked=True)
@@ -242,7 +242,7 @@ def test_a_reader_that_lost_its_lock_is_told_to_be_gone(site: Site, store: Store
 # ── where going on would lose something ──────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_position_of_another_log_is_refused(store: Store, clock: FrozenClock, events: list[Event]):
+def test_a_position_of_another_log_is_refused(store: Log, clock: FrozenClock, events: list[Event]):
     """Loudly, with the way out; a rewind is that way (I5)."""
     store.move(step(lead(store), events[3]))
     store.restore_mark("ops")
@@ -278,7 +278,7 @@ def test_a_position_in_what_was_pruned_is_refused(op: Operator, events: list[Eve
     assert lead(op.store, "two").position == events[3].id
 
 
-def test_nothing_is_pruned_that_a_follower_has_not_passed(store: Store, events: list[Event]):
+def test_nothing_is_pruned_that_a_follower_has_not_passed(store: Log, events: list[Event]):
     """Unless it is named (I14)."""
     store.move(step(lead(store), events[3]))
     with pytest.raises(Conflict, match="'s'"):
@@ -349,7 +349,7 @@ def test_a_checkpoint_tells_who_reads_and_how_far_behind(op: Operator, clock: Fr
     assert op.store.stats().checkpoints == (found,)
 
 
-def test_nobody_is_told_to_read_who_does_not(store: Store, clock: FrozenClock, events: list[Event]):
+def test_nobody_is_told_to_read_who_does_not(store: Log, clock: FrozenClock, events: list[Event]):
     """Not one whose lease has run out, nor one who has resigned (S4.7)."""
     lead(store)
     clock.advance(HELD)
@@ -363,7 +363,7 @@ def test_nobody_is_told_to_read_who_does_not(store: Store, clock: FrozenClock, e
 # ── readers that end without a word ──────────────────────────────────────────────────────────────────────────────────
 
 
-def test_readers_that_ended_without_a_word_are_counted(store: Store, clock: FrozenClock, events: list[Event]):
+def test_readers_that_ended_without_a_word_are_counted(store: Log, clock: FrozenClock, events: list[Event]):
     """By the lock or by the lease, as long as the position does not move (S0.8, I12)."""
     lead(store, "one", locked=True)
     second = lead(store, "two", locked=True)
@@ -377,7 +377,7 @@ def test_readers_that_ended_without_a_word_are_counted(store: Store, clock: Froz
     assert lead(store, "four").crashes == 1
 
 
-def test_who_was_at_no_event_is_the_end_of_none(store: Store, clock: FrozenClock, events: list[Event]):
+def test_who_was_at_no_event_is_the_end_of_none(store: Log, clock: FrozenClock, events: list[Event]):
     """However many end while it is paused, or before they get there: they only make the next ones say what they try."""
     for number in range(5):
         found = lead(store, f"w{number}")
@@ -390,7 +390,7 @@ def test_who_was_at_no_event_is_the_end_of_none(store: Store, clock: FrozenClock
     assert lead(store, "eight").tried is None
 
 
-def test_a_deposed_reader_announces_nothing(store: Store, clock: FrozenClock, events: list[Event]):
+def test_a_deposed_reader_announces_nothing(store: Log, clock: FrozenClock, events: list[Event]):
     """As it does nothing else (I8)."""
     first = lead(store)
     clock.advance(HELD)
@@ -401,7 +401,7 @@ def test_a_deposed_reader_announces_nothing(store: Store, clock: FrozenClock, ev
     assert lead(store, "three").tried is None
 
 
-def test_who_stops_for_good_is_not_held_against_the_next_try(store: Store, clock: FrozenClock, events: list[Event]):
+def test_who_stops_for_good_is_not_held_against_the_next_try(store: Log, clock: FrozenClock, events: list[Event]):
     """Started again, it tries again (I12)."""
     lead(store)
     clock.advance(HELD)
@@ -434,7 +434,7 @@ def test_a_move_that_buries_ends_the_count_too(op: Operator, clock: FrozenClock,
 
 
 def test_who_resigns_comes_back_or_is_deposed_alive_has_not_crashed(
-    store: Store, clock: FrozenClock, events: list[Event]
+    store: Log, clock: FrozenClock, events: list[Event]
 ):
     """Nor is one counted that had nothing to do (I12)."""
     first = lead(store)
@@ -448,7 +448,7 @@ def test_who_resigns_comes_back_or_is_deposed_alive_has_not_crashed(
     assert lead(store, "four").crashes == 0
 
 
-def test_an_orderly_end_does_not_clear_an_event_of_suspicion(store: Store, clock: FrozenClock, events: list[Event]):
+def test_an_orderly_end_does_not_clear_an_event_of_suspicion(store: Log, clock: FrozenClock, events: list[Event]):
     """It is still the next one, and nobody has got past it (I12)."""
     lead(store)
     clock.advance(HELD)
@@ -456,7 +456,7 @@ def test_an_orderly_end_does_not_clear_an_event_of_suspicion(store: Store, clock
     assert lead(store, "three").crashes == 1
 
 
-def test_a_rewind_ends_the_count(store: Store, clock: FrozenClock, events: list[Event]):
+def test_a_rewind_ends_the_count(store: Log, clock: FrozenClock, events: list[Event]):
     """It begins anew from another place (I12)."""
     lead(store)
     clock.advance(HELD)

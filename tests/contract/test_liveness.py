@@ -12,7 +12,7 @@ from postbus.dashboard.views import processes
 from postbus.doctor import Patient
 from postbus.model import Event, HandlerRecord
 from postbus.retry import RetryPolicy
-from postbus.store import Store
+from postbus.store import Log
 from postbus.store.base import SqlStore
 from postbus.testing import FrozenClock
 from tests.contract.following import lead, stand, standby
@@ -22,7 +22,7 @@ MINUTE = timedelta(minutes=1)
 
 
 @pytest.fixture
-def files(store: Store) -> Path:
+def files(store: Log) -> Path:
     """Give the folder of the locked files, empty; one that nobody locks is that of a dead process."""
     assert isinstance(store, SqlStore)
     folder = store._liveness._folder
@@ -32,7 +32,7 @@ def files(store: Store) -> Path:
 
 
 @pytest.fixture
-def register(store: Store, clock: FrozenClock) -> Callable[..., None]:
+def register(store: Log, clock: FrozenClock) -> Callable[..., None]:
     """Register a handler of order.* in the name of a process, seen some time ago."""
 
     def of(owner: str, ago: timedelta = timedelta()) -> None:
@@ -42,7 +42,7 @@ def register(store: Store, clock: FrozenClock) -> Callable[..., None]:
     return of
 
 
-def gone(store: Store) -> list[bool]:
+def gone(store: Log) -> list[bool]:
     """Return whether the one process is gone, by whoever is asked: the store, the dashboard, `top` and `doctor`."""
     (record,), (process,) = store.handlers(), processes(store)
     (worker,) = _Viewer(store, None).look().workers
@@ -51,7 +51,7 @@ def gone(store: Store) -> list[bool]:
 
 
 def test_a_dead_process_stays_dead_through_housekeeping(
-    op: Operator, store: Store, events: list[Event], files: Path, register: Callable[..., None]
+    op: Operator, store: Log, events: list[Event], files: Path, register: Callable[..., None]
 ):
     """While a lease or a lead names it, others must be able to tell; its handlers are forgotten (S1.15, S4.7, I10)."""
     for owner in ("holder", "leader", "handler", "nobody"):
@@ -68,7 +68,7 @@ def test_a_dead_process_stays_dead_through_housekeeping(
     assert list(files.iterdir()) == []
 
 
-def test_everybody_agrees_on_who_is_dead(store: Store, files: Path, register: Callable[..., None]):
+def test_everybody_agrees_on_who_is_dead(store: Log, files: Path, register: Callable[..., None]):
     """A handler seen just now is gone if its process is; nobody counts on it (S0.9)."""
     register("p")
     assert gone(store) == [False] * 4
@@ -78,7 +78,7 @@ def test_everybody_agrees_on_who_is_dead(store: Store, files: Path, register: Ca
 
 @pytest.mark.parametrize("ago", [4 * MINUTE, -4 * MINUTE, timedelta(days=30), -timedelta(days=30)])
 def test_who_is_alive_is_so_whatever_the_clock_says(
-    op: Operator, store: Store, register: Callable[..., None], ago: timedelta
+    op: Operator, store: Log, register: Callable[..., None], ago: timedelta
 ):
     """A lock is no matter of time: a clock that was set forward or back makes no handler vanish (S0.9)."""
     op.publish("order.placed")
@@ -92,7 +92,7 @@ def test_who_is_alive_is_so_whatever_the_clock_says(
 
 @pytest.mark.parametrize(("ago", "lost"), [(3 * MINUTE, False), (4 * MINUTE, True), (-4 * MINUTE, True)])
 def test_on_another_host_silence_decides(
-    op: Operator, store: Store, register: Callable[..., None], ago: timedelta, *, lost: bool
+    op: Operator, store: Log, register: Callable[..., None], ago: timedelta, *, lost: bool
 ):
     """Who lives reports every minute; a report from the future was made before the clock was set back (S0.9)."""
     op.publish("order.placed")
@@ -101,7 +101,7 @@ def test_on_another_host_silence_decides(
     assert bool(store.stats().unhandled) is lost
 
 
-def test_whoever_leaves_a_lease_behind_is_known_to_its_process_s_end(op: Operator, store: Store, files: Path):
+def test_whoever_leaves_a_lease_behind_is_known_to_its_process_s_end(op: Operator, store: Log, files: Path):
     """Only so can others tell when that is; whoever leaves none is forgotten at once (S1.15, I10)."""
     op.publish_all({"type": "a"}, {"type": "a"})
     with store.mark_alive("tidy"):

@@ -7,14 +7,14 @@ import pytest
 
 from postbus.errors import Conflict
 from postbus.model import Mode, Stream
-from postbus.store import Store
+from postbus.store import Log
 from postbus.store.contract import Settlement
 from postbus.testing import FrozenClock
 from tests.contract.stores import DONE, Operator, Site, ids
 
 
 @pytest.mark.parametrize("stream", list(Stream))
-def test_an_empty_stream_has_nothing_to_read(store: Store, stream: Stream):
+def test_an_empty_stream_has_nothing_to_read(store: Log, stream: Stream):
     """Its head is where it begins (P.1)."""
     span = store.span(stream)
     assert (span.pruned, span.head) == (0, 0)

@@ -10,14 +10,14 @@ import pytest
 from postbus.errors import Conflict, InvalidEventError, InvalidRequest, NotFound
 from postbus.model import Mode, Pruned, Status, Stream
 from postbus.payload import draft
-from postbus.store import Store
+from postbus.store import Log
 from postbus.store.contract import DeadFilter, Settlement
 from postbus.testing import FrozenClock
 from tests.conftest import Crew
 from tests.contract.stores import DEAD, DONE, RETRY, Operator, Site, ids, wanting
 
 
-def prune(store: Store, through: int, stream: Stream = Stream.EVENTS, limit: int = 10_000) -> list[Pruned]:
+def prune(store: Log, through: int, stream: Stream = Stream.EVENTS, limit: int = 10_000) -> list[Pruned]:
     """Take steps until it is done."""
     steps = [store.prune(stream, after=0, through=through, limit=limit)]
     while not steps[-1].done:
@@ -25,7 +25,7 @@ def prune(store: Store, through: int, stream: Stream = Stream.EVENTS, limit: int
     return steps
 
 
-def prune_all(store: Store) -> None:
+def prune_all(store: Log) -> None:
     """Prune both streams as far as they go."""
     for stream in Stream:
         prune(store, store.span(stream).head, stream)
@@ -172,7 +172,7 @@ def test_a_step_that_fails_removes_nothing_and_moves_nothing(op: Operator):
     assert op.store.span(Stream.EVENTS).pruned == events[3]
 
 
-def test_an_empty_stream_can_be_pruned_to_where_it_is(store: Store):
+def test_an_empty_stream_can_be_pruned_to_where_it_is(store: Log):
     """There is nothing to do (P.5)."""
     for stream in Stream:
         assert store.prune(stream, after=0, through=0) == Pruned(0, 0, 0, done=True)
@@ -229,7 +229,7 @@ def test_a_position_in_another_log_still_holds(op: Operator):
         op.store.prune(Stream.EVENTS, after=0, through=events[-1])
 
 
-def prune_beside(store: Store, events: list[int], come: Callable[[], object], crew: Crew) -> None:
+def prune_beside(store: Log, events: list[int], come: Callable[[], object], crew: Crew) -> None:
     """Have the first half of events pruned, one a step, while somebody comes, and then the second half."""
     half, there = events[len(events) // 2], threading.Event()
     store.prune(Stream.EVENTS, after=0, through=half, limit=20)

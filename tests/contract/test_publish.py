@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from postbus.errors import InvalidEventError, NotFound
 from postbus.model import Mode, Status
 from postbus.payload import draft
-from postbus.store import Store
+from postbus.store import Log
 from postbus.testing import FrozenClock
 from tests.contract.stores import Operator, Site, ids
 
@@ -215,7 +215,7 @@ def test_a_draft_may_be_the_largest_allowed(op: Operator):
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(payload=JSON)
-def test_any_json_comes_back_exactly_as_published(store: Store, payload: Any):
+def test_any_json_comes_back_exactly_as_published(store: Log, payload: Any):
     """Equal in value, type and order, from publish, get and claim alike (S1.5, S2.1)."""
     op = Operator(store, FrozenClock())
     event = op.publish("round.trip", payload=payload)

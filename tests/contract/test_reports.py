@@ -9,37 +9,37 @@ from postbus.model import Action, AttemptError, Status, Token
 from postbus.pattern import Interest
 from postbus.payload import draft
 from postbus.retry import RetryPolicy
-from postbus.store.contract import Claim, Report, Reported, Store
+from postbus.store.contract import Claim, Log, Report, Reported
 
 POLICY = RetryPolicy(max_retries=1, base_delay=300, max_delay=300)
 BOOM = (AttemptError("Boom", "it broke"),)
 
 
-def _publish(store: Store, count: int = 1, **fields: object) -> list[int]:
+def _publish(store: Log, count: int = 1, **fields: object) -> list[int]:
     return [event.id for event in store.publish([draft({"type": "a", **fields}) for _ in range(count)])]
 
 
-def _claim(store: Store, worker: str = "w:1") -> int:
+def _claim(store: Log, worker: str = "w:1") -> int:
     (delivery,) = store.claim(Claim("default", worker, "o", limit=1)).deliveries
     return delivery.epoch
 
 
-def _one(store: Store, report: Report) -> Reported | LeaseLost | NotFound:
+def _one(store: Log, report: Report) -> Reported | LeaseLost | NotFound:
     (answer,) = store.report([report])
     return answer
 
 
-def _done(store: Store, report: Report) -> Reported:
+def _done(store: Log, report: Report) -> Reported:
     answer = _one(store, report)
     assert isinstance(answer, Reported), answer
     return answer
 
 
-def _actions(store: Store, event_id: int) -> list[str]:
+def _actions(store: Log, event_id: int) -> list[str]:
     return [str(each.action) for each in store.logs(event_id)]
 
 
-def test_a_worker_that_gives_no_epoch_means_the_lease_it_holds(store: Store):
+def test_a_worker_that_gives_no_epoch_means_the_lease_it_holds(store: Log):
     """And a repeat is answered with what was recorded, and writes nothing (S3.3, S3.9)."""
     (event_id,) = _publish(store)
     _claim(store)
@@ -54,7 +54,7 @@ def test_a_worker_that_gives_no_epoch_means_the_lease_it_holds(store: Store):
     assert _actions(store, event_id) == ["PICKED", "COMPLETED"]
 
 
-def test_the_entry_told_is_the_entry_kept(store: Store):
+def test_the_entry_told_is_the_entry_kept(store: Log):
     """Field by field, but for its number."""
     (event_id,) = _publish(store)
     _claim(store)
@@ -64,7 +64,7 @@ def test_the_entry_told_is_the_entry_kept(store: Store):
     assert {name: getattr(told, name) for name in names} == {name: getattr(kept, name) for name in names}
 
 
-def test_failures_are_retried_by_the_policy_and_the_last_is_final(store: Store):
+def test_failures_are_retried_by_the_policy_and_the_last_is_final(store: Log):
     """The delay is the policy's; the attempt after the last retry makes a dead letter (S3.4)."""
     (event_id,) = _publish(store)
     _claim(store)
@@ -81,7 +81,7 @@ def test_failures_are_retried_by_the_policy_and_the_last_is_final(store: Store):
     assert _done(store, report).repeated
 
 
-def test_the_same_worker_failing_twice_writes_two_rows(store: Store):
+def test_the_same_worker_failing_twice_writes_two_rows(store: Log):
     """Each claim has an epoch, so that a second failure is not taken for a repeat of the first (S3.9)."""
     (event_id,) = _publish(store, max_retries=5)
     for _ in range(2):
@@ -92,7 +92,7 @@ def test_the_same_worker_failing_twice_writes_two_rows(store: Store):
 
 
 @pytest.mark.parametrize("epoch", [None, 1 << 60])
-def test_a_stranger_changes_nothing(store: Store, epoch: int | None):
+def test_a_stranger_changes_nothing(store: Log, epoch: int | None):
     """Nor does whoever brings an epoch that has passed (I8)."""
     (event_id,) = _publish(store)
     _claim(store)
@@ -101,7 +101,7 @@ def test_a_stranger_changes_nothing(store: Store, epoch: int | None):
     assert isinstance(_one(store, Report(event_id + 1, "default", "w:2", POLICY)), NotFound)
 
 
-def test_another_outcome_than_the_recorded_one_is_refused(store: Store):
+def test_another_outcome_than_the_recorded_one_is_refused(store: Log):
     """It is not a repeat."""
     (event_id,) = _publish(store)
     _claim(store)
@@ -109,7 +109,7 @@ def test_another_outcome_than_the_recorded_one_is_refused(store: Store):
     assert isinstance(_one(store, Report(event_id, "default", "w:1", POLICY, failed=True, errors=BOOM)), LeaseLost)
 
 
-def test_a_deposed_worker_that_claimed_again_means_its_newest_lease(store: Store):
+def test_a_deposed_worker_that_claimed_again_means_its_newest_lease(store: Log):
     """Its old epoch is refused, its name stands for the new one."""
     (event_id,) = _publish(store)
     old = _claim(store)
@@ -119,7 +119,7 @@ def test_a_deposed_worker_that_claimed_again_means_its_newest_lease(store: Store
     assert _done(store, Report(event_id, "default", "w:1", POLICY)).entry.action is Action.COMPLETED
 
 
-def test_what_the_worker_asks_for_goes_before_the_policy(store: Store):
+def test_what_the_worker_asks_for_goes_before_the_policy(store: Log):
     """Its own delay, its own number of retries unless the event has one, and no retry at all."""
     slow, own, final, event = _publish(store, 3) + _publish(store, max_retries=0)
     for _ in range(4):
@@ -137,7 +137,7 @@ def test_what_the_worker_asks_for_goes_before_the_policy(store: Store):
     assert told[0].next_retry_at == told[0].entry.created_at + timedelta(hours=1)
 
 
-def test_reports_on_one_delivery_see_each_other(store: Store):
+def test_reports_on_one_delivery_see_each_other(store: Log):
     """The second of two in one go is a repeat, a contrary third is refused, and neighbours are not harmed."""
     first, second = _publish(store, 2)
     _claim(store)
@@ -148,7 +148,7 @@ def test_reports_on_one_delivery_see_each_other(store: Store):
     assert _actions(store, first) == ["PICKED", "COMPLETED"]
 
 
-def test_errors_met_on_the_way_are_kept(store: Store):
+def test_errors_met_on_the_way_are_kept(store: Log):
     """A report that worked with errors is COMPLETED_WITH_ERRORS."""
     (event_id,) = _publish(store)
     _claim(store)
@@ -157,7 +157,7 @@ def test_errors_met_on_the_way_are_kept(store: Store):
     assert store.get(event_id, "default").last_error == "it broke"
 
 
-def test_several_claims_are_served_in_their_order(store: Store):
+def test_several_claims_are_served_in_their_order(store: Log):
     """Each worker gets its own, none gets another's, and those after the last get nothing."""
     ids = _publish(store, 3, tags=["x"]) + _publish(store, 1, tags=["y"])
     x, y = (Interest(tags=frozenset({tag})) for tag in "xy")
@@ -170,7 +170,7 @@ def test_several_claims_are_served_in_their_order(store: Store):
     assert len(set(epochs)) == len(epochs)
 
 
-def test_tokens_are_kept_and_revoked(store: Store):
+def test_tokens_are_kept_and_revoked(store: Log):
     """Revoking twice changes nothing; one that is not there is told."""
     now = store.now()
     token = Token("abc", "ci", "digest", ("publish", "read"), now, now + timedelta(days=1))

@@ -10,7 +10,7 @@ from postbus.errors import InvalidRequest, LeaseLost, NotFound
 from postbus.model import Event, Mode, State, Status, Stream
 from postbus.pattern import Interest
 from postbus.payload import draft
-from postbus.store import Store, unfinished
+from postbus.store import Log, unfinished
 from postbus.store.contract import Rewound, Settled
 from postbus.testing import FrozenClock
 from tests.contract.following import ALL, HELD, burial, lead, left, on_postgres, rows, stand, step
@@ -117,7 +117,7 @@ def test_a_rewind_out_of_the_log_is_refused(op: Operator, events: list[Event], t
 
 
 @pytest.mark.parametrize("dry_run", [False, True])
-def test_what_has_no_order_is_not_rewound(store: Store, clock: FrozenClock, *, dry_run: bool):
+def test_what_has_no_order_is_not_rewound(store: Log, clock: FrozenClock, *, dry_run: bool):
     """A Spark stream, or nothing at all."""
     store.consumer("lake", Stream.EVENTS, 0)
     with pytest.raises(InvalidRequest, match="'lake' is"):
@@ -126,7 +126,7 @@ def test_what_has_no_order_is_not_rewound(store: Store, clock: FrozenClock, *, d
         store.rewind("nowhere", 0, "ops", dry_run=dry_run)
 
 
-def test_a_rewind_deposes_whoever_leads(store: Store, events: list[Event]):
+def test_a_rewind_deposes_whoever_leads(store: Log, events: list[Event]):
     """It learns so at whatever it does next, and may lead again at once, from there (I7, I8)."""
     first = lead(store)
     store.move(step(first, events[5]))
@@ -251,7 +251,7 @@ def test_a_block_keeps_what_lies_before_the_position(op: Operator):
 # ── reading on ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_reading_on_gives_what_comes_next_in_order(store: Store, events: list[Event]):
+def test_reading_on_gives_what_comes_next_in_order(store: Log, events: list[Event]):
     """As it was published; `reached` is the last looked at, `more` that the limit cut it off (S4.1, S4.9)."""
     ahead = store.read_on(events[1].id, 3, ALL)
     assert ids(ahead.events) == ids(events[2:5])
@@ -319,7 +319,7 @@ def test_nothing_appears_later_below_what_was_read(site: Site, op: Operator):
 
 @on_sqlite
 @pytest.mark.parametrize("damage", ["payload = '99'", "type = 'b'", "metadata = '{'", "created_at = 'x'"])
-def test_a_damaged_event_is_told_apart(store: Store, events: list[Event], damage: str):
+def test_a_damaged_event_is_told_apart(store: Log, events: list[Event], damage: str):
     """With the reason, in its place, its payload withheld, whatever it claims to be; its neighbours are whole (I16)."""
     with store.transaction() as tx:
         tx.execute(f"UPDATE events SET {damage} WHERE id = ?", (events[2].id,))  # noqa: S608  written above

@@ -10,7 +10,7 @@ from postbus.errors import Conflict, InvalidEventError, NotFound
 from postbus.model import AttemptError, Dead, Mode, Retry, Status, Stream
 from postbus.payload import draft, drafts
 from postbus.retry import RetryPolicy
-from postbus.store import Store
+from postbus.store import Log
 from postbus.store.contract import Failure
 from postbus.testing import FrozenClock
 from tests.contract.stores import DEAD, DONE, OOPS, Operator, Site, ids, one_try, replay
@@ -19,7 +19,7 @@ POLICY = RetryPolicy(max_retries=2)
 LATER = Retry(timedelta(seconds=10), OOPS)
 
 
-def bring(store: Store, news: Sequence[dict[str, Any]], query: str = "q", batch: int = 0, step: int = 1_000) -> int:
+def bring(store: Log, news: Sequence[dict[str, Any]], query: str = "q", batch: int = 0, step: int = 1_000) -> int:
     """Lay events by in a part of their own and return its number."""
     part = store.begin_part(query, batch)
     ready = drafts(news)

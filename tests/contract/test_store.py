@@ -13,7 +13,7 @@ from postbus.errors import InvalidEventError, InvalidRequest, PostbusError
 from postbus.model import HandlerRecord, Retry, Status
 from postbus.payload import draft
 from postbus.retry import RetryPolicy
-from postbus.store import Store
+from postbus.store import Log
 from postbus.store.contract import Claim, Settled, Settlement
 from postbus.testing import FrozenClock
 from tests.conftest import Crew
@@ -128,7 +128,7 @@ def test_other_writers_wait_for_a_transaction(op: Operator, crew: Crew):
 # ── breakers ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_breaker_never_heard_of_is_closed(store: Store):
+def test_a_breaker_never_heard_of_is_closed(store: Log):
     """No row, no failures (S1.20)."""
     assert store.breaker("nobody") == BreakerState()
 
@@ -143,7 +143,7 @@ def test_a_breaker_is_shared_by_all_stores(site: Site, clock: FrozenClock):
     assert one.breaker("b") == BreakerState()
 
 
-def test_changing_nothing_returns_the_present_state(store: Store):
+def test_changing_nothing_returns_the_present_state(store: Log):
     """None leaves it as it is (S1.20)."""
     store.change_breaker("b", lambda _: BreakerState(2))
     assert store.change_breaker("b", lambda _: None) == BreakerState(2)
@@ -165,7 +165,7 @@ def test_a_breaker_changes_atomically(site: Site, crew: Crew):
     assert stores[0].breaker("b").failures == 200
 
 
-def test_a_change_that_raises_changes_nothing(store: Store):
+def test_a_change_that_raises_changes_nothing(store: Log):
     """Its error is the caller's, and the state stays (S1.20)."""
 
     def change(_: BreakerState) -> BreakerState:
@@ -245,7 +245,7 @@ def test_a_watch_wakes_for_a_change_made_here_or_elsewhere(site: Site, crew: Cre
     watch.close()
 
 
-def test_a_watch_sleeps_while_nothing_changes(store: Store, eventually: Callable[..., Any]):
+def test_a_watch_sleeps_while_nothing_changes(store: Log, eventually: Callable[..., Any]):
     """Once what came before has been told, it returns False after its time."""
     store.publish([draft({"type": "a"})])
     watch = store.watch()
@@ -254,7 +254,7 @@ def test_a_watch_sleeps_while_nothing_changes(store: Store, eventually: Callable
     watch.close()
 
 
-def test_a_watch_can_be_woken_and_closed_by_others(store: Store, crew: Crew):
+def test_a_watch_can_be_woken_and_closed_by_others(store: Log, crew: Crew):
     """Neither a wake nor a close leaves anybody waiting."""
     watch = store.watch()
     watch.wake()
@@ -285,7 +285,7 @@ def test_closing_twice_is_safe_and_closes_the_watches(site: Site, crew: Crew):
         lambda store: store.transaction().__enter__(),
     ],
 )
-def test_a_closed_store_says_so(store: Store, use: Callable[[Store], Any]):
+def test_a_closed_store_says_so(store: Log, use: Callable[[Log], Any]):
     """A clear error of postbus's own, not the driver's (S1.14)."""
     store.close()
     with pytest.raises(PostbusError, match="closed"):
@@ -309,7 +309,7 @@ def test_what_was_stored_is_there_after_closing_and_opening(site: Site):
     assert anew.settle(held[0]) is Settled.APPLIED
 
 
-def test_the_store_tells_the_time_it_was_given(store: Store, clock: FrozenClock):
+def test_the_store_tells_the_time_it_was_given(store: Log, clock: FrozenClock):
     """One clock decides (S2.2)."""
     before = store.now()
     clock.advance(5)
@@ -475,7 +475,7 @@ def test_upkeep_and_claims_do_not_end_a_lease_twice(site: Site, crew: Crew):
     op.end_leases()
     bar = threading.Barrier(4)
 
-    def expire(store: Store) -> None:
+    def expire(store: Log) -> None:
         bar.wait()
         while store.expire(None, RetryPolicy(), limit=7):
             pass

@@ -8,13 +8,13 @@ import pytest
 from postbus.errors import Conflict, NotFound
 from postbus.model import HandlerRecord, Mode, Status
 from postbus.retry import RetryPolicy
-from postbus.store import Store
+from postbus.store import Log
 from postbus.store.contract import DeadFilter, Settled
 from postbus.testing import FrozenClock
 from tests.contract.stores import DEAD, DONE, Operator, Site, ids, wanting
 
 
-def test_the_default_subscription_is_there_from_the_start(store: Store):
+def test_the_default_subscription_is_there_from_the_start(store: Log):
     """A queue of everything."""
     (default,) = store.subscriptions()
     assert (default.name, default.mode, default.patterns) == ("default", Mode.QUEUE, ("*",))
@@ -271,7 +271,7 @@ def test_handlers_are_stored_and_seen_by_all(site: Site, clock: FrozenClock):
     assert sorted(two.handlers(), key=lambda each: each.id) == handlers
 
 
-def test_registering_again_only_moves_the_time(store: Store, clock: FrozenClock):
+def test_registering_again_only_moves_the_time(store: Log, clock: FrozenClock):
     """A heartbeat of the registration (S1.6)."""
     store.register_handlers([record(clock, "h1")])
     clock.advance(60)
@@ -280,7 +280,7 @@ def test_registering_again_only_moves_the_time(store: Store, clock: FrozenClock)
     assert found == record(clock, "h1")
 
 
-def test_a_process_forgets_its_own_handlers_only(store: Store, clock: FrozenClock):
+def test_a_process_forgets_its_own_handlers_only(store: Log, clock: FrozenClock):
     """One by id, or all of them; never another's (S1.6)."""
     store.register_handlers([record(clock, "h1"), record(clock, "h2"), record(clock, "h3", "p2")])
     store.forget_handlers("p1", ["h1", "h3"])
@@ -289,7 +289,7 @@ def test_a_process_forgets_its_own_handlers_only(store: Store, clock: FrozenCloc
     assert {each.id for each in store.handlers()} == {"h3"}
 
 
-def test_a_handler_without_tags_has_none(store: Store, clock: FrozenClock):
+def test_a_handler_without_tags_has_none(store: Log, clock: FrozenClock):
     """No tags come back as no tags."""
     bare = HandlerRecord("h", "f", "default", "*", (), "host:1", "p", clock.now())
     store.register_handlers([bare])

@@ -11,7 +11,7 @@ from postbus.observe import probe
 from postbus.store import leases
 from postbus.store.contract import Settlement
 from postbus.store.leases import Block, Held, find_lease, load_held
-from postbus.store.postgres import store
+from postbus.store.postgres import append, claim
 from postbus.store.postgres.connection import Database as PostgresDatabase
 from postbus.store.session import Session
 from postbus.store.sqlite.connection import Database
@@ -35,7 +35,7 @@ def no_epoch_check() -> None:
         return found, blocks
 
     leases.find_held = find_held
-    store.is_plain = lambda _: False  # what simply worked is fenced by a function of the database: past that
+    claim.is_plain = lambda _: False  # what simply worked is fenced by a function of the database: past that
 
 
 def settle_before_handle() -> None:
@@ -74,7 +74,7 @@ def ack_before_commit() -> None:
 
 def _append_lazily() -> None:
     """Do the same on PostgreSQL, where a small publish is a statement that commits itself."""
-    honest, ready = store.append_all, PostgresDatabase.ready
+    honest, ready = append.append_all, PostgresDatabase.ready
     appended = 0
 
     def append_all(db: PostgresDatabase, *rest: Any, **options: Any) -> Any:
@@ -87,7 +87,7 @@ def _append_lazily() -> None:
             db.commit()
         return stored
 
-    store.append_all = append_all
+    append.append_all = append_all
     PostgresDatabase.ready = lambda self: self if self.in_transaction else ready(self)
 
 

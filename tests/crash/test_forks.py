@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import pytest
 
-from postbus.store import open_store
+from postbus.store import log_of, open_store
 from postbus.torture.history import read
 from tests.postgres.server import server
 
@@ -106,7 +106,7 @@ def test_a_fork_loses_nothing(
     published = [each.told["event"] for each in told if each.op == "published"]
     assert [each for each, count in Counter(published).items() if count > 1] == []
     assert len(published) == 28 + {"continues": 10 if method != "gunicorn" else 5}.get(parent, 0)
-    with closing(open_store(url)) as store:
+    with closing(log_of(open_store(url))) as store:
         assert [store.get(each, "default").id for each in published] == published
         assert [each.message for each in store.inspect(deep=True) if not each.ok] == []
     if child == "works":

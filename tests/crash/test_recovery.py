@@ -5,6 +5,7 @@ import time
 from typing import Any
 
 from postbus import EventBus
+from postbus.store import log_of
 from postbus.torture.tables import LEASED
 from tests.crash.processes import Child, Trial, until
 
@@ -100,7 +101,7 @@ def test_a_killed_worker_stays_dead_whoever_tidies(trial: Trial):
     dead.kill()
     (gone,) = {each.owner for each in bus.store.handlers() if each.gone}
     for _ in range(3):
-        bus.store.tidy()
+        log_of(bus.store).tidy()
         assert {each.owner for each in bus.store.handlers() if not each.gone} == owners - {gone}
     bus.shutdown()
     assert not living.ended()
@@ -115,7 +116,7 @@ def test_the_lock_file_of_a_killed_process_is_swept_away(file_trial: Trial):
     assert len(list(folder.iterdir())) == 2
     dead.kill()
     bus = EventBus(file_trial.url)
-    bus.store.tidy()
+    log_of(bus.store).tidy()
     bus.shutdown()
     assert len(list(folder.iterdir())) == 1
     assert not living.ended()

@@ -18,6 +18,7 @@ from postbus.dashboard.pages import PER_PAGE
 from postbus.dashboard.sessions import COOKIE
 from postbus.http.app import create_app
 from postbus.model import Delivery, Stream
+from postbus.store import log_of
 from tests.dashboard.asking import act, confirm, dead, kill, see
 from tests.http.serving import Served, serving
 
@@ -104,7 +105,7 @@ def test_what_was_deleted_since_the_last_count_spoils_no_page(
 
 def test_what_came_between_two_looks_spoils_no_page(served: Served, monkeypatch: pytest.MonkeyPatch):
     """A Spark stream that begins, or goes, while the page of the pipeline is made."""
-    store = served.bus.store
+    store = log_of(served.bus.store)
     before = store.subscriptions
 
     def then_another() -> Any:
@@ -413,7 +414,7 @@ def test_a_session_is_sealed_expires_and_ends_with_its_token(guarded: Served, mo
         later.setattr("postbus.dashboard.sessions.time", SimpleNamespace(time=lambda: float(ends) + 1))
         assert guarded.http.get("/dashboard/dead").status_code == 303
     see(guarded, "dead")
-    guarded.bus.store.revoke_token(identity)
+    log_of(guarded.bus.store).revoke_token(identity)
     guarded.app.state.desk.tokens.refresh()
     assert guarded.http.get("/dashboard/dead").status_code == 303
 

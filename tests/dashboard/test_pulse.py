@@ -10,6 +10,7 @@ import pytest
 from postbus import EventBus
 from postbus.dashboard.pulse import Background, Flow, Pulse, _Trend
 from postbus.errors import StoreUnavailable
+from postbus.store import log_of
 from postbus.testing import FrozenClock
 
 LONG = 30.0
@@ -43,7 +44,7 @@ def end(bus: EventBus, **how: Any) -> None:
 
 def test_every_row_is_counted_once_in_its_slot(bus: EventBus, clock: FrozenClock):
     """Looking again adds what is new and nothing else; an hour later nothing is left of it (S0.9)."""
-    trend = _Trend(bus.store)
+    trend = _Trend(log_of(bus.store))
     end(bus)
     end(bus, success=False, errors=["no"])
     clock.advance(10)
@@ -52,7 +53,7 @@ def test_every_row_is_counted_once_in_its_slot(bus: EventBus, clock: FrozenClock
     clock.advance(10)
     for _ in range(2):
         assert totals(trend.refresh()) == {"published": 3, "completed": 1, "retried": 1, "dead": 1}
-    assert totals(_Trend(bus.store).refresh()) == totals(trend.refresh())
+    assert totals(_Trend(log_of(bus.store)).refresh()) == totals(trend.refresh())
     clock.advance(3_600)
     assert not any(totals(trend.refresh()).values())
 
@@ -67,7 +68,7 @@ def test_what_is_too_much_to_count_is_left_out_and_said(
     bus.publish_many([{"type": "a"}] * 5)
     since = clock.now()
     clock.advance(10)
-    flow = _Trend(bus.store).refresh()
+    flow = _Trend(log_of(bus.store)).refresh()
     assert totals(flow)["published"] == 5
     assert flow.cut is not None
     assert abs((flow.cut - since).total_seconds()) <= 10
@@ -114,6 +115,6 @@ def test_a_store_that_does_not_answer_is_told_of_and_looked_at_again(monkeypatch
 def test_the_pulse_of_a_bus(bus: EventBus):
     """Stats and flow, together."""
     bus.publish("a")
-    found = Pulse(bus.store).look(LONG)
+    found = Pulse(log_of(bus.store)).look(LONG)
     assert found is not None
     assert found.value.stats.events == 1

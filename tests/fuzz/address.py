@@ -9,7 +9,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from postbus.errors import InvalidRequest
 from postbus.store import shown
-from postbus.store.postgres.connection import NO_URL
+from postbus.store.postgres.address import NO_URL
 
 __all__ = ["SEEDS", "check"]
 

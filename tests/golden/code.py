@@ -33,7 +33,7 @@ ONLY: Final = {
     "Transaction": ("execute",),
 }
 """Of these classes only so many methods are documented; the others are for the bus itself."""
-INTERNAL: Final = frozenset({"DeadFilter", "Entry", "Handler", "Store"})
+INTERNAL: Final = frozenset({"DeadFilter", "Entry", "Handler", "Log", "Queue"})
 """What public signatures mention, and users only hand on."""
 HOME: Final = re.compile(r"\b(?:[a-z_][a-z_0-9]*\.)+(?=[A-Z])")
 UNPACKED: Final = re.compile(r"\*<class '(\w+)'>")

@@ -12,6 +12,7 @@ from starlette.routing import Mount
 
 from postbus import EventBus
 from postbus.http.app import PARTS, ROUTES
+from postbus.store import log_of
 from postbus.tokens import SCOPES, make_token
 from tests.contract.stores import Site
 from tests.golden.http_steps import PAGES, STEPS, Advance, Do, Page, Step
@@ -66,7 +67,7 @@ class Run:
     def __post_init__(self) -> None:
         """Make a token for each scope, and one for all of them; a token's value is kept under its name."""
         for name, scopes in {**{each: [each] for each in SCOPES}, "all": [*SCOPES]}.items():
-            self.kept[name] = make_token(self.served.bus.store, name, scopes)[1]
+            self.kept[name] = make_token(log_of(self.served.bus.store), name, scopes)[1]
         self.normal = Normaliser({self.site.url: "<url>", self.served.url: "<server url>"})
         headers = self.ask("GET", "/livez").headers
         self.common = {name: headers[name] for name in sorted(COMMON)}

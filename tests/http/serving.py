@@ -20,6 +20,7 @@ from fastapi import FastAPI
 from postbus import EventBus
 from postbus.http.app import create_app
 from postbus.http.serve import KEEP_ALIVE, Guarded, _Server
+from postbus.store import log_of
 from postbus.tokens import SCOPES, make_token
 from tests.contract.stores import Site, site_of
 from tests.postgres.server import server as postgres
@@ -129,7 +130,7 @@ class Served:
 
     def token(self, *scopes: str) -> str:
         """Make a token; without scopes, with all of them."""
-        return make_token(self.bus.store, "test", list(scopes or SCOPES))[1]
+        return make_token(log_of(self.bus.store), "test", list(scopes or SCOPES))[1]
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from postbus.http import publishing
 from postbus.http.errands import Hand
 from postbus.http.gate import Gate
 from postbus.pattern import Interest
+from postbus.store import log_of
 from postbus.store.contract import Claim
 from tests.conftest import Crew
 from tests.http.serving import Served, place, serving
@@ -92,7 +93,7 @@ async def at_once() -> None:
 @asynccontextmanager
 async def opened(bus: EventBus) -> AsyncGenerator[Gate]:
     """Give a gate without a server around it."""
-    gate = Gate(bus.store)
+    gate = Gate(log_of(bus.store))
     async with gate.open():
         yield gate
 

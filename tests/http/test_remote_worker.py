@@ -14,6 +14,7 @@ import pytest
 
 from postbus import EventBus, Status, StoreUnavailable
 from postbus.http import Client
+from postbus.store import log_of
 from postbus.tokens import make_token
 from tests.http.serving import PATIENCE, PROGRAM, Process, place, process
 
@@ -165,7 +166,7 @@ def test_a_worker_that_is_asked_to_end_finishes_what_it_has_begun(
 def test_a_worker_brings_its_token_by_the_environment(url: str, tmp_path: Path, eventually: Callable[..., Any]):
     """With work and read it handles what a publisher brings; the secret is in nobody's log (I17)."""
     bus = EventBus(url)
-    (_, publish), (_, work) = (make_token(bus.store, "t", each) for each in (["publish"], ["work", "read"]))
+    (_, publish), (_, work) = (make_token(log_of(bus.store), "t", each) for each in (["publish"], ["work", "read"]))
     with process(url, "--require-token") as server:
         with working(server.url, tmp_path, POSTBUS_TOKEN=work) as worker:
             publisher = Client(server.url, token=publish)

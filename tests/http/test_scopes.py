@@ -11,6 +11,7 @@ import pytest
 from fastapi.routing import APIRoute
 
 from postbus.http.app import PARTS
+from postbus.store import log_of
 from postbus.tokens import SCOPES, make_token
 from tests.http.serving import JSON, Served, command, place, process, serving
 from tests.kinds import MOSTLY_SQLITE
@@ -133,7 +134,7 @@ def test_the_kind_of_credentials_matters(guarded: Served, tokens: dict[str, str]
 
 def test_an_expired_token_is_refused(guarded: Served, eventually: Callable[..., Any]):
     """It works until its time has come; then it is 401."""
-    _, secret = make_token(guarded.bus.store, "short", ["read"], timedelta(seconds=1.5))
+    _, secret = make_token(log_of(guarded.bus.store), "short", ["read"], timedelta(seconds=1.5))
     look_again(guarded)
     assert ask(guarded, "GET", "/stats", f"Bearer {secret}") == 200
     assert eventually(lambda: ask(guarded, "GET", "/stats", f"Bearer {secret}") == 401)
@@ -141,10 +142,10 @@ def test_an_expired_token_is_refused(guarded: Served, eventually: Callable[..., 
 
 def test_a_revoked_token_is_refused_by_a_running_server(guarded: Served, eventually: Callable[..., Any]):
     """Within seconds, without a restart."""
-    token, secret = make_token(guarded.bus.store, "gone", ["read"])
+    token, secret = make_token(log_of(guarded.bus.store), "gone", ["read"])
     look_again(guarded)
     assert ask(guarded, "GET", "/stats", f"Bearer {secret}") == 200
-    guarded.bus.store.revoke_token(token.id)
+    log_of(guarded.bus.store).revoke_token(token.id)
     assert eventually(lambda: ask(guarded, "GET", "/stats", f"Bearer {secret}") == 401)
 
 

@@ -12,6 +12,7 @@ import psycopg
 import pytest
 
 from postbus.model import Stream
+from postbus.store import log_of
 from tests.conftest import Crew
 from tests.http.serving import Served, serving
 
@@ -176,7 +177,7 @@ def test_what_is_archived_is_gone(served: Served):
     for event_id in ids:
         served.take()
         assert served.act("complete", event_id).status_code == 200
-    served.bus.store.prune(Stream.EVENTS, after=0, through=ids[4])
+    log_of(served.bus.store).prune(Stream.EVENTS, after=0, through=ids[4])
     for query in ({"after": 0}, {"after": ids[3]}):
         answer = served.http.get("/stream", params=query)
         assert (answer.status_code, answer.json()["type"]) == (410, "/problems/gone")

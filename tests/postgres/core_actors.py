@@ -22,9 +22,9 @@ from postbus.model import AttemptError, Dead, Done, DoneWithErrors, Lease, Outco
 from postbus.pattern import Interest
 from postbus.payload import Draft, draft
 from postbus.retry import RetryPolicy
-from postbus.store import Store, base, open_store
+from postbus.store import Log, log_of, open_store, registry
 from postbus.store.contract import Claim, DeadFilter, Settled, Settlement
-from postbus.store.postgres.connection import PLANNER
+from postbus.store.postgres.address import PLANNER
 
 __all__ = ["ALL", "NAMES", "POLICY", "Actor", "connect"]
 
@@ -66,7 +66,7 @@ class Actor:
         self.ids: list[int] = []
         self.slowest: dict[str, float] = {}
         self._connection: psycopg.Connection[Any] | None = None
-        self._store: Store | None = None
+        self._store: Log | None = None
 
     @property
     def connection(self) -> psycopg.Connection[Any]:
@@ -82,10 +82,10 @@ class Actor:
         return self._connection
 
     @property
-    def store(self) -> Store:
+    def store(self) -> Log:
         """The store, which stays open whatever becomes of the server."""
         if self._store is None:
-            self._store = open_store(self.url)
+            self._store = log_of(open_store(self.url))
         return self._store
 
     def run(self, sql: str, *parameters: Any) -> list[tuple[Any, ...]]:
@@ -180,7 +180,7 @@ class Claimer(Actor):
         """Lease what there is."""
         claimed = self.store.claim(
             Claim(
-                subscription, self.name, self.owner, interests, limit=limit, lease=lease, policy=POLICY, free=4,
+                subscription, self.name, self.owner, interests, limit=limit, lease=lease, policy=POLICY,
                 shared=shared,
             )
         )  # fmt: skip
@@ -234,7 +234,7 @@ class Meddler(Claimer):
         self.held: list[Lease] = []
         self.publisher = Publisher(url, seed, longest=0.2, sizes=[1, 1, 5, 20])
         self.publisher.ids, self.publisher.counts, self.publisher.chance = self.ids, self.counts, self.chance
-        base.SPARE_KINDS = 0  # so that tidying drops kinds
+        registry.SPARE_KINDS = 0  # so that tidying drops kinds
 
     def act(self) -> None:
         verbs = {

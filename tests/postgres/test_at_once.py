@@ -14,7 +14,7 @@ from postbus.model import Delivery, Lease
 from postbus.pattern import Interest
 from postbus.payload import draft
 from postbus.retry import RetryPolicy
-from postbus.store import Store, open_store
+from postbus.store import Log, log_of, open_store
 from postbus.store.contract import Claim, Report, Reported, Settled
 from postbus.store.postgres.connection import Database
 from postbus.torture.proxy import Cut, Proxy
@@ -124,11 +124,11 @@ def test_workers_beside_each_other_never_get_the_same(url: str, level: str):
     """Four processes claim one by one, whatever the database's default: each event has one claim, one end (I7, I9)."""
     if level == "serializable":
         query(url, SERIALIZABLE)
-    stores = [open_store(url) for _ in range(4)]
+    stores = [log_of(open_store(url)) for _ in range(4)]
     stores[0].publish([draft({"type": f"t{number % 3}", "priority": number % 2}) for number in range(400)])
     epochs: list[Lease] = []
 
-    def work(store: Store, me: str) -> None:
+    def work(store: Log, me: str) -> None:
         while found := store.claim(Claim("default", me, me)).deliveries:
             epochs.extend(each.lease for each in found)
             assert all(isinstance(each, Reported) for each in store.report([success(each) for each in found]))
@@ -177,7 +177,7 @@ def test_what_the_server_has_forgotten_is_prepared_anew(op: Operator, begun: lis
     begun.clear()
     before = store.read_on(0, 100, (Interest("*"),)).reached
     store.publish([draft({"type": "a"})])
-    with store._connection() as (db, _):  # type: ignore[attr-defined]
+    with store._connection() as db:  # type: ignore[attr-defined]
         db.execute("DEALLOCATE ALL")
     assert [each.id for each in store.read_on(before, 100, (Interest("*"),)).events] == [before + 1]
     assert op.settle(op.take(worker=ME)) is Settled.APPLIED
@@ -233,7 +233,7 @@ def proxy(server: Server) -> Iterator[Proxy]:
 @pytest.fixture
 def behind(site: Site, proxy: Proxy) -> Iterator[Operator]:
     """Give somebody behind the door."""
-    op = Operator(open_store(proxy.url(site.url), clock=site.clock), site.clock)
+    op = Operator(log_of(open_store(proxy.url(site.url), clock=site.clock)), site.clock)
     op.publish_all(*[{"type": "a", "payload": number} for number in range(10)])
     for _ in range(3):
         op.store.report([success(op.take(worker=ME))])

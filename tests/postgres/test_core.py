@@ -17,7 +17,7 @@ import psycopg
 import pytest
 
 from postbus.model import Done, Mode
-from postbus.store import Store, open_store
+from postbus.store import Log, log_of, open_store
 from postbus.store.contract import Claim, Settled, Settlement
 from tests.postgres.core_actors import NAMES, POLICY
 from tests.postgres.server import Server, query
@@ -286,7 +286,7 @@ def meddle(server: Server, url: str, seconds: float) -> str:
     require_places(url)
     pruned = sorted(ever - {each for (each,) in query(url, "SELECT id FROM postbus.events")})
     assert query(url, UNFINISHED, pruned) == [], "pruned before its end"
-    with closing(open_store(url)) as store:
+    with closing(log_of(open_store(url))) as store:
         drain(url, store)
     require_places(url)
     deadlocks.require_none(url)
@@ -301,7 +301,7 @@ def require_places(url: str) -> None:
     assert query(url, STRAY) == []
 
 
-def drain(url: str, store: Store) -> None:
+def drain(url: str, store: Log) -> None:
     """Work off all that is left: then every event has ended, or is dead."""
     query(url, "UPDATE postbus.blocks SET due_at = postbus.now()")
     deadline = time.monotonic() + 120

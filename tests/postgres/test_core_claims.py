@@ -16,7 +16,7 @@ from postbus.model import Mode, Pruned, Stream
 from postbus.store import open_store
 from postbus.store.contract import Claim, Rewound
 from postbus.store.postgres.claim import claim as real_claim
-from postbus.store.postgres.roles import roles_statements
+from postbus.store.postgres.schema import roles_statements
 from postbus.store.postgres.store import PostgresStore
 from tests.conftest import Crew
 from tests.postgres.core_actors import POLICY, connect
@@ -24,7 +24,7 @@ from tests.postgres.server import Server
 from tests.postgres.test_core import prepare
 
 ALL: Final = '[["*", []]]'
-CLAIM: Final = "SELECT * FROM postbus.claim($1, $2, $3, $4, $5, $6, $7, $8, 'w', 'o', 't', $9, $10, $11, NULL, NULL)"
+CLAIM: Final = "SELECT * FROM postbus.claim($1, $2, $3, $4, $5, $6, $7, 'w', 'o', 't', $8, $9, $10, NULL, NULL)"
 FINISH: Final = "SELECT postbus.finish($1::bigint[], $2::bigint[], $3::integer[], $4::real[], 'w')"
 UNGIVEN: Final = """
     SELECT subscription, event_id, epoch FROM postbus.audit WHERE action = 'COMPLETED'
@@ -87,7 +87,6 @@ class Client:
         *,
         wanted: str = ALL,
         blocked: str = "[]",
-        free: int = 10,
         whole: bool = True,
         lease: float = 60,
         allowed: int = 4,
@@ -96,7 +95,7 @@ class Client:
         size: int = 0,
     ) -> Claimed:
         """Claim on the subscription default."""
-        given = (1, wanted, blocked, most, free, whole, int(lease * 1e6), allowed, idle, wait, size)
+        given = (1, wanted, blocked, most, whole, int(lease * 1e6), allowed, idle, wait, size)
         cursor = self.db.execute(CLAIM, given)
         row = cursor.fetchone()
         assert row is not None
@@ -261,12 +260,12 @@ def test_priority_overtakes_a_backlog_and_comes_once(bus: Client):
 
 
 def test_rows_of_negative_priority_fill_the_room_that_is_left(bus: Client):
-    """As many as handlers are free, the most urgent first; alone they come as one block (S1)."""
+    """The most urgent first, each in a block of its own; alone they come as one block (S1)."""
     lower, low, ordinary = bus.publish({"priority": -2}, {"priority": -1}, {})
     full = bus.claim(1)
     assert (full.block, full.lone) == ([ordinary], [])
     more = bus.publish({})
-    one = bus.claim(free=1)
+    one = bus.claim(2)
     assert (one.block, one.lone) == (more, [low])
     bus.publish({"priority": -1})
     rest = bus.claim()
@@ -297,11 +296,12 @@ def test_an_unwanted_event_is_dropped(bus: Client):
 
 
 def test_the_last_attempt_is_in_a_block_of_its_own(bus: Client):
-    """As many as handlers are free; the others wait as rows (I12)."""
+    """What does not fit into the claim waits as rows (I12)."""
     ids = bus.publish({}, {"max_retries": 0}, {"max_retries": 0}, {"max_retries": 0}, {})
-    claimed = bus.claim(free=2)
-    assert (claimed.block, claimed.lone) == ([ids[0], ids[4]], ids[1:3])
-    assert bus.claim(free=2).lone == [ids[3]]
+    first = bus.claim(3)
+    assert (first.block, first.lone) == ([ids[0]], ids[1:3])
+    rest = bus.claim()
+    assert (rest.block, rest.lone) == ([ids[4]], [ids[3]])
     more = bus.publish({}, {})
     assert bus.claim(allowed=1).lone == more
 
@@ -492,13 +492,30 @@ def test_a_claim_whose_answer_is_lost_is_given_back(bus: Client, monkeypatch: py
         db.execute("SELECT pg_terminate_backend(pg_backend_pid())")
         return won
 
-    monkeypatch.setattr("postbus.store.postgres.store.claim", cut)
+    monkeypatch.setattr("postbus.store.postgres.claim.claim", cut)
     with pytest.raises(StoreUnavailable):
         bus.store.claim(Claim("default", "w", "o", limit=10, shared=True))
     bus.store.expire(None, POLICY)
     assert bus.run("SELECT 1 FROM postbus.blocks") == []
     assert bus.run("SELECT attempt FROM postbus.deliveries") == [(0,), (0,)]
     assert bus.claim().block == ids[1:]
+
+
+def test_what_was_claimed_beside_a_claim_that_failed_is_given_back(bus: Client, monkeypatch: pytest.MonkeyPatch):
+    """The one waits for its cursor in vain, and nobody gets the answer to the other (I12)."""
+    ids = bus.publish({}, {}, {})
+
+    def wait_in_vain(db: Any, floors: Any, claims: Any, token: str, *, wait: bool) -> Any:
+        if wait:
+            raise psycopg.errors.LockNotAvailable
+        return [*real_claim(db, floors, claims[:1], token, wait=False), None]
+
+    with monkeypatch.context() as patch:
+        patch.setattr("postbus.store.postgres.claim.claim", wait_in_vain)
+        with pytest.raises(StoreUnavailable):
+            bus.store.claim_all([Claim("default", "w", "o", limit=2), Claim("default", "w", "o")])
+    assert bus.run("SELECT 1 FROM postbus.blocks") == []
+    assert sorted(bus.claim().block) == ids
 
 
 PLACES: Final = ["above", "row", "leased", "late", "done", "none"]

@@ -14,10 +14,10 @@ from psycopg.conninfo import conninfo_to_dict
 from postbus import EventBus, OutcomeUnknown, StoreUnavailable
 from postbus.http.gate import Gate
 from postbus.payload import draft
-from postbus.store import as_arrow, open_store
-from postbus.store.postgres import connection as module
+from postbus.store import as_arrow, log_of, open_store
+from postbus.store.postgres import address as module
 from postbus.store.postgres import extract
-from postbus.store.postgres.connection import Address
+from postbus.store.postgres.address import Address
 from tests.conftest import Crew
 from tests.http.serving import Served
 from tests.postgres.server import Server, query
@@ -94,7 +94,7 @@ def test_a_publish_of_the_event_loop_is_not_waited_for(server: Server, url: str)
     """Its thread finds that nobody answers (S4.10)."""
 
     async def run() -> None:
-        with closing(open_store(url)) as store:
+        with closing(log_of(open_store(url))) as store:
             gate = Gate(store)
             async with gate.open(), asyncio.timeout(60):
                 await gate.publish([draft({"type": "a"})])

@@ -13,8 +13,9 @@ from psycopg.conninfo import conninfo_to_dict
 from postbus import EventBus, StoreUnavailable
 from postbus.pattern import Interest
 from postbus.payload import drafts
-from postbus.store import grant_roles, open_store
+from postbus.store import grant_roles, log_of, open_store
 from postbus.store.contract import Claim
+from postbus.store.postgres import schema as schema_module
 from postbus.store.postgres import store as store_module
 from postbus.store.postgres.store import PostgresStore
 from postbus.store.queries import load_migrations
@@ -64,7 +65,7 @@ def test_a_standby_is_neither_opened_nor_read(request: pytest.FixtureRequest):
     """It shows no pins: who read there, without the primary, would pass by what is not committed (I5)."""
     cluster = Cluster()
     request.addfinalizer(cluster.remove)
-    store = open_store(cluster.url())
+    store = log_of(open_store(cluster.url()))
     request.addfinalizer(store.close)
     assert store.read_on(0, 10, (Interest("*"),)).events == []
     cluster.stop("fast")
@@ -174,7 +175,7 @@ def test_a_migration_gives_nobody_more_than_the_roles_have(server: Server, monke
     with server.database(empty=True) as url:
         with closing(open_store(url)):
             grant_roles(url)
-        monkeypatch.setattr(store_module, "load_migrations", lambda package: [*load_migrations(package), more])
+        monkeypatch.setattr(schema_module, "load_migrations", lambda package: [*load_migrations(package), more])
         may_call = "SELECT has_function_privilege(%s, 'postbus.more()', 'EXECUTE')"
         with closing(open_store(url)):
             for role, may in (("reader", False), ("publisher", False), ("worker", True)):

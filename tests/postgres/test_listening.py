@@ -11,9 +11,9 @@ import pytest
 from postbus import Event, EventBus, EventBusShutdownError
 from postbus.model import Done
 from postbus.payload import draft
-from postbus.store import open_store
+from postbus.store import log_of, open_store
 from postbus.store.contract import Claim, Settlement
-from postbus.store.postgres.connection import Address
+from postbus.store.postgres.address import Address
 from postbus.store.postgres.listen import Notifier
 from postbus.store.postgres.reader import PostgresReader
 from tests.postgres.server import query
@@ -191,7 +191,7 @@ def test_whoever_comes_too_late_opens_no_connection_of_a_closed_store(
     url: str, monkeypatch: pytest.MonkeyPatch, verb: str, eventually: Eventually
 ):
     """A thread that found it open and goes on after the close is told: nobody would close its connection any more."""
-    store = open_store(url)
+    store = log_of(open_store(url))
     store.publish([draft({"type": "a"})])
     claim = Claim("default", "w", "w")
     (delivery,) = store.claim_all([claim])[0].deliveries

@@ -7,7 +7,7 @@ from typing import Any, LiteralString, cast
 import psycopg
 import pytest
 
-from postbus.store import Store, contract, open_store
+from postbus.store import Log, contract, log_of, open_store
 from postbus.store.contract import Finding
 from tests.conftest import Crew
 from tests.postgres.server import query
@@ -20,15 +20,15 @@ SECONDS = [4, pytest.param(30, marks=pytest.mark.slow)]
 
 
 @pytest.fixture
-def store(url: str) -> Iterator[Store]:
+def store(url: str) -> Iterator[Log]:
     """Give an open store."""
-    store = open_store(url)
+    store = log_of(open_store(url))
     yield store
     store.close()
 
 
 @pytest.fixture
-def followers(store: Store) -> Iterator[contract.Reader]:
+def followers(store: Log) -> Iterator[contract.Reader]:
     """Give what a follower reads by."""
     reader = store.reader()
     yield reader
@@ -36,7 +36,7 @@ def followers(store: Store) -> Iterator[contract.Reader]:
     reader.close()
 
 
-def follow(url: str, reader: Reader, seconds: float, store: Store | None, enough: Callable[[Writers], bool]) -> None:
+def follow(url: str, reader: Reader, seconds: float, store: Log | None, enough: Callable[[Writers], bool]) -> None:
     """Follow the log for so long, and until it is enough, while eight write to it, then to its end."""
     crew, writers = Crew(), Writers(url, store)
     for number in range(8):
@@ -57,7 +57,7 @@ def follow(url: str, reader: Reader, seconds: float, store: Store | None, enough
 def test_a_reader_by_pins_misses_nothing(
     url: str,
     connect: Connect,
-    store: Store,
+    store: Log,
     followers: contract.Reader,
     seconds: float,
     held: bool,  # noqa: FBT001
@@ -194,12 +194,12 @@ def test_the_pins_of_the_audit_log_are_its_own(url: str, connect: Connect):
     assert query(url, "SELECT head('events'), head('event_log')") == [(0, 1 << 10 | 1_023)]
 
 
-def wrong(store: Store, word: str) -> list[Finding]:
+def wrong(store: Log, word: str) -> list[Finding]:
     """Return what `doctor` finds wrong that mentions a word."""
     return [each for each in store.inspect(deep=False) if not each.ok and word in each.message]
 
 
-def test_doctor_names_who_holds_followers_back(store: Store, connect: Connect, eventually: Callable[..., Any]):
+def test_doctor_names_who_holds_followers_back(store: Log, connect: Connect, eventually: Callable[..., Any]):
     """By pid, application and age, with the command that would end it (S3.13)."""
     holder = connect(autocommit=False, application_name="forgotten-shell")
     insert(holder)
@@ -211,7 +211,7 @@ def test_doctor_names_who_holds_followers_back(store: Store, connect: Connect, e
     assert wrong(store, str(holder.info.backend_pid)) == []
 
 
-def test_doctor_says_nothing_of_a_transaction_that_does_not_publish(url: str, store: Store, connect: Connect):
+def test_doctor_says_nothing_of_a_transaction_that_does_not_publish(url: str, store: Log, connect: Connect):
     """A long write elsewhere holds nobody back, so nobody is asked to end it (S3.13)."""
     other = connect(autocommit=False)
     other.execute("CREATE TABLE public.elsewhere (x integer)")
@@ -220,7 +220,7 @@ def test_doctor_says_nothing_of_a_transaction_that_does_not_publish(url: str, st
 
 
 def test_doctor_names_a_prepared_transaction_that_holds_followers_back(
-    url: str, store: Store, connect: Connect, eventually: Callable[..., Any]
+    url: str, store: Log, connect: Connect, eventually: Callable[..., Any]
 ):
     """It has no pid: the finding says how to end it all the same (S3.13)."""
     holder = connect(autocommit=False)

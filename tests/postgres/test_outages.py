@@ -262,6 +262,8 @@ def test_a_commit_still_on_its_way_when_the_connection_is_lost_is_not_done_twice
 ):
     """Its session, which waits for a lock, is ended before it is looked for: it can commit no more (I3)."""
     bus.publish("trial.event")
+    with bus.store._publisher.hold() as db:  # type: ignore[attr-defined]
+        lost = db.connection.pid
     blocker = connect(autocommit=False)
     blocker.execute("LOCK TABLE postbus.events IN SHARE MODE")
     proxy.cut(Cut.DURING, PUBLISH)
@@ -269,8 +271,8 @@ def test_a_commit_still_on_its_way_when_the_connection_is_lost_is_not_done_twice
     publisher = threading.Thread(target=lambda: answers.append(bus.publish("trial.event", "cut")))
     publisher.start()
     assert proxy.wait(10)
-    blocked = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
-    until(lambda: query(url, blocked) == [(1,)], "the publish waits, again")
+    blocked = "SELECT pid = %s FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    until(lambda: query(url, blocked, lost) == [(False,)], "the publish waits, again")
     blocker.rollback()
     publisher.join(20)
     assert query(url, "SELECT id FROM events WHERE payload::text = '\"cut\"'") == [(answers[0].id,)]

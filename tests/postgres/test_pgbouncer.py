@@ -10,7 +10,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from postbus import EventBus, OutcomeUnknown, StoreUnavailable
 from postbus.store import grant_roles, open_source
-from postbus.store.postgres import connection as module
+from postbus.store.postgres import address as module
 from postbus.store.source import Columns
 from postbus.torture.cluster import Bouncer
 from postbus.torture.proxy import Cut, Proxy

@@ -9,7 +9,7 @@ import pytest
 from postbus.model import Outcome, Status
 from postbus.payload import draft
 from postbus.retry import RetryPolicy
-from postbus.store import Store, open_store
+from postbus.store import Log, log_of, open_store
 from postbus.store.contract import Settlement
 from postbus.testing import FrozenClock
 from tests.contract.stores import DEAD, DONE, RETRY, Operator, wanting
@@ -31,7 +31,7 @@ OTHERS: Final = """
 """
 
 
-def stock(store: Store, count: int) -> None:
+def stock(store: Log, count: int) -> None:
     """Fill a store: most events pending, some of them later, a few thousand leased, dead, completed and retrying.
 
     All but the last 5,000 were passed by somebody who handles none of them.
@@ -76,7 +76,7 @@ def large(request: pytest.FixtureRequest) -> Iterator[str]:
     with server().database() as url:
         for table in LARGE:
             query(url, cast("LiteralString", f"ALTER TABLE {table} SET (autovacuum_enabled = off)"))
-        store = open_store(url)
+        store = log_of(open_store(url))
         stock(store, count)
         store.close()
         if statistics == "analyzed":
@@ -128,7 +128,7 @@ def test_no_work_scans_a_table(large: str, name: str):
 def test_following_scans_nothing(large: str):
     """The head by the pins, and a page of the log after the last event seen, whether live or in haste (S4.1, S3.13)."""
 
-    def follow(store: Store) -> None:
+    def follow(store: Log) -> None:
         reader = store.reader()
         try:
             for after in (49_700, 49_800, 49_900):
@@ -141,10 +141,10 @@ def test_following_scans_nothing(large: str):
     assert read <= 3_000 * REPEAT, f"{read // REPEAT} rows each time"
 
 
-def cost(url: str, work: Callable[[Store], object]) -> tuple[int, int]:
+def cost(url: str, work: Callable[[Log], object]) -> tuple[int, int]:
     """Do something several times; return how many sequential scans of large tables that took, and the rows read."""
     before = counted(url)
-    store = open_store(url)
+    store = log_of(open_store(url))
     try:
         for _ in range(REPEAT):
             work(store)

@@ -10,7 +10,7 @@ import pytest
 from postbus.errors import Conflict, InvalidRequest, UnsafeStore
 from postbus.model import Stream
 from postbus.payload import draft
-from postbus.store import Store, grant_roles, open_store
+from postbus.store import Log, grant_roles, log_of, open_store
 from postbus.store.contract import Settlement
 from postbus.testing import FrozenClock
 from tests.conftest import Crew
@@ -29,7 +29,7 @@ PRUNING: LiteralString = "UPDATE postbus.meta SET value = '3' WHERE key = 'prune
 @pytest.fixture
 def op(url: str) -> Iterator[Operator]:
     """Give somebody who drives a store, with time as it goes."""
-    store = open_store(url)
+    store = log_of(open_store(url))
     yield Operator(store, FrozenClock())
     store.close()
 
@@ -136,7 +136,7 @@ def test_only_the_owner_prunes_and_erases(server: Server, url: str, op: Operator
     name = f"pruning_{role}"
     query(url, cast("LiteralString", f"CREATE ROLE {name} LOGIN IN ROLE postbus_{role}"))
     try:
-        store = open_store(url.replace("postgres@", f"{name}@"), auto_migrate=False)
+        store = log_of(open_store(url.replace("postgres@", f"{name}@"), auto_migrate=False))
         try:
             with pytest.raises(UnsafeStore):
                 store.prune(Stream.EVENTS, after=0, through=3)
@@ -155,7 +155,7 @@ def worked(request: pytest.FixtureRequest) -> Iterator[str]:
     with the_server().database() as url:
         for table in LARGE:
             query(url, cast("LiteralString", f"ALTER TABLE {table} SET (autovacuum_enabled = off)"))
-        store = open_store(url)
+        store = log_of(open_store(url))
         op = Operator(store, FrozenClock())
         work(op, MANY)
         op.publish_all(*[{"type": "t1", "key": "k"}] * 5_000)
@@ -165,10 +165,10 @@ def worked(request: pytest.FixtureRequest) -> Iterator[str]:
         yield url
 
 
-def steps(stream: Stream) -> Callable[[Store], object]:
+def steps(stream: Stream) -> Callable[[Log], object]:
     """Return a function that prunes the next few rows."""
 
-    def step(store: Store) -> None:
+    def step(store: Log) -> None:
         pruned = store.span(stream).pruned
         store.prune(stream, after=pruned, through=store.span(stream).head, limit=100)
 

@@ -18,7 +18,7 @@ import pytest
 from postbus.errors import EventBusShutdownError
 from postbus.pattern import Interest
 from postbus.payload import draft
-from postbus.store import Store, base, followers, open_store
+from postbus.store import Log, base, followers, log_of, open_store
 from postbus.store.contract import Reader
 from postbus.store.postgres import reader as module
 from postbus.store.postgres.reader import PostgresReader
@@ -37,16 +37,16 @@ def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def store(url: str) -> Iterator[Store]:
+def store(url: str) -> Iterator[Log]:
     """Give a store with a hundred and five events of three types."""
-    store = open_store(url)
+    store = log_of(open_store(url))
     store.publish([draft({"type": f"t{number % 3}", "payload": number}) for number in range(105)])
     yield store
     store.close()
 
 
 @pytest.fixture
-def reader(store: Store) -> Iterator[PostgresReader]:
+def reader(store: Log) -> Iterator[PostgresReader]:
     """Give a reader."""
     reader = store.reader()
     assert isinstance(reader, PostgresReader)
@@ -56,9 +56,9 @@ def reader(store: Store) -> Iterator[PostgresReader]:
 
 
 @pytest.fixture
-def other(url: str) -> Iterator[Store]:
+def other(url: str) -> Iterator[Log]:
     """Give the store as another process has it."""
-    other = open_store(url)
+    other = log_of(open_store(url))
     yield other
     other.close()
 
@@ -81,10 +81,10 @@ def is_coming(reader: PostgresReader) -> bool:
 def await_coming(reader: PostgresReader) -> None:
     """Wait until the server has looked it up."""
     assert reader._coming
-    assert select.select([reader._coming.sent], [], [], 30)[0]
+    assert select.select([reader._wire], [], [], 30)[0]
 
 
-def test_the_pages_are_those_of_the_log(store: Store, reader: PostgresReader):
+def test_the_pages_are_those_of_the_log(store: Log, reader: PostgresReader):
     """Each event once, in order, as far as it is wanted; at the end nothing is left under way."""
     wanted, after, seen, ahead = (Interest("t1"),), 0, list[object](), list[bool]()
     while (page := reader.read_on(after, PAGE, wanted)).more:
@@ -98,7 +98,7 @@ def test_the_pages_are_those_of_the_log(store: Store, reader: PostgresReader):
     assert not is_coming(reader)
 
 
-def test_what_is_published_meanwhile_is_read_in_its_turn(store: Store, reader: PostgresReader):
+def test_what_is_published_meanwhile_is_read_in_its_turn(store: Log, reader: PostgresReader):
     """A page that was looked up at the end of the log is not taken for its end."""
     assert read(reader, 80, 2) == list(range(81, 101))
     await_coming(reader)
@@ -141,7 +141,7 @@ def test_who_takes_his_time_has_nothing_looked_up(reader: PostgresReader, monkey
 
 @pytest.mark.parametrize("forgetful", [False, True])
 def test_a_connection_that_is_lost_meanwhile_is_no_matter(
-    reader: PostgresReader, other: Store, url: str, *, forgetful: bool
+    reader: PostgresReader, other: Log, url: str, *, forgetful: bool
 ):
     """It is a read: it is done again, on another that listens too; so is what the server no longer knows."""
     read(reader, 0, 2)
@@ -166,7 +166,7 @@ def test_a_page_on_its_way_holds_nothing_back(reader: PostgresReader, url: str, 
     assert is_coming(reader)
 
 
-def test_what_is_wanted_is_made_out_once(store: Store):
+def test_what_is_wanted_is_made_out_once(store: Log):
     """Not for every page; and nothing of a store is kept for the sake of its readers."""
     assert followers._wanting((Interest("t1"),)) is followers._wanting((Interest("t1"),))
     assert not hasattr(base._PlainReader, "cache_info")
@@ -184,12 +184,12 @@ def waited(reader: Reader, seconds: float) -> tuple[bool, bool]:
     return reader.wait(seconds), time.monotonic() - began >= seconds
 
 
-def publish(store: Store) -> int:
+def publish(store: Log) -> int:
     """Publish an event, and return its id."""
     return store.publish([draft({"type": "t1"})])[0].id
 
 
-def test_it_is_heard_where_it_is_read(url: str, reader: PostgresReader, other: Store):
+def test_it_is_heard_where_it_is_read(url: str, reader: PostgresReader, other: Log):
     """One connection, no thread: nobody else has to be woken."""
     read(reader, 105)
     assert waited(reader, SHORT) == (False, True)
@@ -200,7 +200,7 @@ def test_it_is_heard_where_it_is_read(url: str, reader: PostgresReader, other: S
     assert "postbus-listen" not in [each.name for each in threading.enumerate()]
 
 
-def test_what_is_told_while_it_reads_is_not_forgotten(reader: PostgresReader, other: Store):
+def test_what_is_told_while_it_reads_is_not_forgotten(reader: PostgresReader, other: Log):
     """The notice comes in with an answer, behind which nobody looks at the wire for it."""
     read(reader, 105)
     publish(other)
@@ -211,7 +211,7 @@ def test_what_is_told_while_it_reads_is_not_forgotten(reader: PostgresReader, ot
     assert waited(reader, SHORT) == (False, True)
 
 
-def test_whoever_is_of_this_process_rings(store: Store, reader: PostgresReader):
+def test_whoever_is_of_this_process_rings(store: Log, reader: PostgresReader):
     """Whether it is read already or not; once for many."""
     for _ in range(2):
         for _ in range(3):
@@ -230,7 +230,7 @@ def test_it_can_be_rung_more_often_than_anybody_waits(reader: PostgresReader):
     assert waited(reader, LONG) == (True, False)
 
 
-def test_a_connection_that_is_lost_ends_the_wait(url: str, reader: PostgresReader, other: Store):
+def test_a_connection_that_is_lost_ends_the_wait(url: str, reader: PostgresReader, other: Log):
     """What was told meanwhile is found by looking; from then on it is heard again."""
     read(reader, 105)
     query(url, "SELECT pg_terminate_backend(%s, 5000)", reader._db.connection.info.backend_pid)
@@ -243,7 +243,7 @@ def test_a_connection_that_is_lost_ends_the_wait(url: str, reader: PostgresReade
     assert read(reader, 105) == [mine]
 
 
-def test_who_rests_has_nothing_under_way(reader: PostgresReader, url: str, other: Store):
+def test_who_rests_has_nothing_under_way(reader: PostgresReader, url: str, other: Log):
     """A paused one is told when to go on; what was looked up for it would hold a snapshot for as long as it rests."""
     read(reader, 0, 2)
     assert is_coming(reader)
@@ -256,7 +256,7 @@ def test_who_rests_has_nothing_under_way(reader: PostgresReader, url: str, other
     assert read(reader, 20, 2) == list(range(21, 41))
 
 
-def test_who_does_something_else_has_no_connection(url: str, reader: PostgresReader, other: Store):
+def test_who_does_something_else_has_no_connection(url: str, reader: PostgresReader, other: Log):
     """One who only stands by hears nothing of others: he looks by himself."""
     read(reader, 0, 2)
     reader.drop()
@@ -266,9 +266,9 @@ def test_who_does_something_else_has_no_connection(url: str, reader: PostgresRea
     assert read(reader, 20, 2) == list(range(21, 41))
 
 
-def test_without_listening_nothing_is_heard(url: str, other: Store):
+def test_without_listening_nothing_is_heard(url: str, other: Log):
     """`listen=False`: others' events are found by looking alone."""
-    store = open_store(url, listen=False)
+    store = log_of(open_store(url, listen=False))
     reader = store.reader()
     assert len(read(reader, 100)) == 0
     publish(other)
@@ -277,7 +277,7 @@ def test_without_listening_nothing_is_heard(url: str, other: Store):
     store.close()
 
 
-def test_a_store_that_is_closed_is_not_read(store: Store, reader: PostgresReader):
+def test_a_store_that_is_closed_is_not_read(store: Log, reader: PostgresReader):
     """Whoever waits is sent to look, and is told."""
     threading.Timer(0.1, store.close).start()
     assert waited(reader, LONG) == (True, False)
@@ -286,7 +286,7 @@ def test_a_store_that_is_closed_is_not_read(store: Store, reader: PostgresReader
 
 
 def test_a_server_that_refuses_to_tell_is_asked_again(
-    reader: PostgresReader, other: Store, monkeypatch: pytest.MonkeyPatch
+    reader: PostgresReader, other: Log, monkeypatch: pytest.MonkeyPatch
 ):
     """It does not read on for good by a connection that does not listen."""
     with monkeypatch.context() as context:
@@ -299,7 +299,7 @@ def test_a_server_that_refuses_to_tell_is_asked_again(
 
 
 def test_somebody_takes_the_notices_of_one_who_is_busy(
-    url: str, reader: PostgresReader, other: Store, eventually: Callable[..., object]
+    url: str, reader: PostgresReader, other: Log, eventually: Callable[..., object]
 ):
     """Kept, they would keep those of everybody else, in all databases of the server; and he looks once he has time."""
     read(reader, 105)
@@ -320,7 +320,7 @@ def test_somebody_takes_the_notices_of_one_who_is_busy(
     assert waited(reader, LONG) == (True, False)
 
 
-def test_who_is_in_use_is_not_attended_to(reader: PostgresReader, other: Store):
+def test_who_is_in_use_is_not_attended_to(reader: PostgresReader, other: Log):
     """Neither while he waits, nor while he reads: two would take each other's answers."""
     read(reader, 105)
     publish(other)
@@ -349,7 +349,7 @@ def unable(_: object) -> None:
     raise MemoryError
 
 
-def test_what_it_rings_with_goes_when_it_is_closed(url: str, store: Store):
+def test_what_it_rings_with_goes_when_it_is_closed(url: str, store: Log):
     """Nor does a connection stay behind, or a file."""
     readers = [store.reader() for _ in range(20)]
     ends = [end for each in readers if isinstance(each, PostgresReader) for end in each._bell]
@@ -365,7 +365,7 @@ def test_what_it_rings_with_goes_when_it_is_closed(url: str, store: Store):
         read(readers[0])
 
 
-def test_who_is_forgotten_leaves_nothing_open(store: Store):
+def test_who_is_forgotten_leaves_nothing_open(store: Log):
     """Closed or not."""
     reader = store.reader()
     assert isinstance(reader, PostgresReader)
@@ -375,7 +375,7 @@ def test_who_is_forgotten_leaves_nothing_open(store: Store):
     assert not any(map(is_pipe, ends))
 
 
-def test_a_reading_that_outlasts_its_end_hangs_up(url: str, store: Store, reader: PostgresReader):
+def test_a_reading_that_outlasts_its_end_hangs_up(url: str, store: Log, reader: PostgresReader):
     """Closed by another thread in the midst of a statement that is slow."""
     read(reader, 105)
     with psycopg.connect(url) as db:

@@ -11,8 +11,8 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from postbus import EventBus, InvalidRequest, StoreUnavailable, UnsafeStore
-from postbus.store.postgres import connection as module
-from postbus.store.postgres.connection import KEYWORDS
+from postbus.store.postgres import address as module
+from postbus.store.postgres.address import KEYWORDS
 from postbus.torture.cluster import Bouncer
 from tests.postgres.server import Server, query
 

@@ -11,7 +11,7 @@ from psycopg.conninfo import conninfo_to_dict
 from postbus import Discard, EventBus
 from postbus.breaker import Breaker
 from postbus.errors import InvalidRequest, UnsafeStore
-from postbus.store import grant_roles, open_store, roles_script
+from postbus.store import grant_roles, log_of, open_store, roles_script
 from postbus.torture.proxy import Cut, Proxy
 from tests.postgres.server import Server, query
 
@@ -151,8 +151,8 @@ def test_a_worker_does_all_its_work(login: Login, eventually: Callable[..., Any]
         assert bus.dlq.purge(0) == 1
         bus.subscriptions.pause("second")
         bus.subscriptions.resume("second")
-        bus.store.tidy()
-        bus.store.inspect(deep=True)
+        log_of(bus.store).tidy()
+        log_of(bus.store).inspect(deep=True)
         assert {each.name for each in bus.stats().subscriptions} == {"default", "second"}
 
 
@@ -177,7 +177,7 @@ def test_a_reader_looks_and_changes_nothing(login: Login, url: str):
     bus = EventBus(mine, auto_migrate=False)
     assert (bus.list().total, bus.get(1, include_logs=True).type, bus.stats().head) == (1, "a", 1)
     assert bus.dlq.list().total == 0
-    assert all(each.ok for each in bus.store.inspect(deep=True))
+    assert all(each.ok for each in log_of(bus.store).inspect(deep=True))
     assert query(mine, "SELECT postbus.head('events'), (SELECT count(*) FROM postbus.pins('events'))") == [(1, 0)]
     with pytest.raises(UnsafeStore, match="postbus migrate --roles"):
         bus.publish("b")
@@ -243,7 +243,7 @@ def test_an_owner_need_not_be_a_superuser(server: Server):
         assert delivery is not None
         bus.finalize(delivery)
         bus.poll()
-        assert len(bus.store.restore_mark("admin")) == 32
+        assert len(log_of(bus.store).restore_mark("admin")) == 32
         bus.subscriptions.delete("default")
         bus.shutdown()
     finally:

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from postbus import EventBus, PostbusError
 from postbus.cli.app import app
 from postbus.config import Settings
-from postbus.store import exists, migration_script, open_store
+from postbus.store import exists, log_of, migration_script, open_store
 from tests.postgres.server import Server
 from tests.security.hearing import full_text, hearing
 
@@ -94,7 +94,15 @@ def test_nothing_made_from_a_url_shows_its_password(secret_url: str, heard: io.S
     bus.subscribe("*", lambda _: None)
     with bus:
         bus.publish("a", wait=True, timeout=10)
-        shown = [bus, bus.store, bus.store.url, bus.settings, bus.stats(), bus.store.inspect(deep=True), bus.handlers]
+        shown = [
+            bus,
+            bus.store,
+            bus.store.url,
+            bus.settings,
+            bus.stats(),
+            log_of(bus.store).inspect(deep=True),
+            bus.handlers,
+        ]
         assert CANARY not in f"{shown!r} {[str(each) for each in shown]}"
     assert CANARY not in heard.getvalue()
 

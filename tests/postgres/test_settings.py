@@ -14,7 +14,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from postbus import EventBus, InvalidRequest, UnsafeStore
 from postbus.model import Stream
-from postbus.store import as_arrow, open_source
+from postbus.store import as_arrow, log_of, open_source
 from postbus.store.source import Columns
 from postbus.torture.cluster import Bouncer
 from tests.postgres.server import Server, query
@@ -241,7 +241,7 @@ def test_behind_a_pooler_too_names_are_postgresql_s(server: Server, shadowed: st
         with bus.transaction() as tx:
             bus.publish("b", connection=tx)
         assert bus.store.span(Stream.EVENTS).head == 3
-        assert bus.store.activity(Stream.EVENTS, 0, 3, timedelta(hours=1))
+        assert log_of(bus.store).activity(Stream.EVENTS, 0, 3, timedelta(hours=1))
         assert len(handled(bus)) == 2
     finally:
         bouncer.remove()

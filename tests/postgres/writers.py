@@ -10,7 +10,7 @@ import psycopg
 
 from postbus.pattern import Interest
 from postbus.payload import draft
-from postbus.store import Store, contract
+from postbus.store import Log, contract
 
 __all__ = ["Reader", "StoreReader", "Writers", "insert"]
 
@@ -31,7 +31,7 @@ def insert(connection: psycopg.Connection[Any], uid: str = "u") -> int:
 class Writers:
     """Threads that append to the log, each with a connection of its own, in every way there is."""
 
-    def __init__(self, url: str, store: Store | None = None) -> None:
+    def __init__(self, url: str, store: Log | None = None) -> None:
         """Have none yet; with a store, some publish through it too, single events and large batches."""
         self._url = url
         self._store = store

@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from postbus import EventBus
 from postbus.spark import session
-from postbus.store import Store
+from postbus.store import Log
 from tests.postgres.server import server
 from tests.spark.reading import Following
 
@@ -61,7 +61,7 @@ def bus(make_bus: Callable[..., EventBus]) -> EventBus:
 
 
 @pytest.fixture
-def follow(url: str, store: Store) -> Iterator[Callable[..., Following]]:
+def follow(url: str, store: Log) -> Iterator[Callable[..., Following]]:
     """Give a function that begins a stream, or goes on with one after a crash."""
     begun: list[Following] = []
 

@@ -15,6 +15,7 @@ from postbus.spark import Lake
 from postbus.spark.archive import Bound, archive, bounds
 from postbus.spark.lake import ingest
 from postbus.spark.replay import union
+from postbus.store import log_of
 from postbus.store.contract import Settlement
 from tests.kinds import mostly_on_sqlite, on_sqlite
 
@@ -31,8 +32,8 @@ def drain(bus: EventBus) -> None:
 
 def run(spark: SparkSession, bus: EventBus, url: str, lake: Lake, **terms: Any) -> dict[Stream, int]:
     """Archive all that may go; return how many rows went."""
-    found = bounds(bus.store, lake, **{"older_than": NOW, **terms})
-    return {each.stream: archive(spark, url, bus.store, lake, each) for each in found}
+    found = bounds(log_of(bus.store), lake, **{"older_than": NOW, **terms})
+    return {each.stream: archive(spark, url, log_of(bus.store), lake, each) for each in found}
 
 
 def ids(frame: Any) -> list[int]:
@@ -73,7 +74,7 @@ def test_what_is_archived_leaves_the_tables(spark: SparkSession, bus: EventBus, 
 @on_sqlite
 def test_nobody_is_cut_off(spark: SparkSession, bus: EventBus, url: str, tmp_path: Path):
     """A stream that is behind, what is young, what the lake lacks: each sets the bound, and is named (P.5, I14)."""
-    lake, store = Lake(tmp_path / "lake"), bus.store
+    lake, store = Lake(tmp_path / "lake"), log_of(bus.store)
     events = [event.id for event in bus.publish_many([{"type": "a"}] * 20)]
     drain(bus)
     assert [each.through for each in bounds(store, lake, older_than=NOW)] == [0, 0]
@@ -140,16 +141,16 @@ def test_an_archive_that_ends_anywhere_is_gone_on_with(
             raise EndError
 
     def attempt(bound: Bound, watch: Callable[[Pruned], None] | None) -> None:
-        archive(spark, url, bus.store, lake, bound, watch=watch)
+        archive(spark, url, log_of(bus.store), lake, bound, watch=watch)
 
-    (bound, _) = bounds(bus.store, lake, older_than=NOW)
+    (bound, _) = bounds(log_of(bus.store), lake, older_than=NOW)
     if steps:
         with pytest.raises(EndError):
             attempt(bound, ends)
     assert ids(union(spark, url, bus.store, lake, Stream.EVENTS)) == events
     bus.publish("a")
     ingest(spark, url, lake)
-    (bound, _) = bounds(bus.store, lake, older_than=NOW)
+    (bound, _) = bounds(log_of(bus.store), lake, older_than=NOW)
     attempt(bound, None)
     assert ids(union(spark, url, bus.store, lake, Stream.EVENTS)) == [*events, events[-1] + 1]
     assert [event.id for event in bus.list()] == [events[-1] + 1], "it is not finished"
@@ -185,7 +186,7 @@ def test_the_store_stays_small(spark: SparkSession, bus: EventBus, url: str, tmp
         drain_fast(bus)
         ingest(spark, url, lake)
         run(spark, bus, url, lake)
-        bus.store.tidy()
+        log_of(bus.store).tidy()
         sizes.append(bus.store.stats().store_bytes)
     with capsys.disabled():
         print(f"\n{url.partition(':')[0]}: bytes after each of ten cycles of 200,000: {sizes}")  # noqa: T201

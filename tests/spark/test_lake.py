@@ -16,6 +16,7 @@ from postbus.model import Stream
 from postbus.spark import Lake
 from postbus.spark.lake import Progress, ingest
 from postbus.spark.manifest import Manifest
+from postbus.store import log_of
 from tests.kinds import mostly_on_sqlite, on_sqlite
 
 TOMORROW = "2999-01-01"
@@ -160,7 +161,7 @@ def test_one_ingest_at_a_time(spark: SparkSession, bus: EventBus, url: str, tmp_
     """Another on the same lake is refused at once; nothing is written (P.3)."""
     lake = Lake(tmp_path / "lake")
     publish(bus, 3)
-    with bus.store.hold(f"lake {lake.url}"), pytest.raises(Conflict, match="holds 'lake "):
+    with log_of(bus.store).hold(f"lake {lake.url}"), pytest.raises(Conflict, match="holds 'lake "):
         ingest(spark, url, lake)
     assert lake.files() == []
 
@@ -267,9 +268,9 @@ def test_what_is_erased_is_gone_from_store_and_lake(spark: SparkSession, bus: Ev
     other = EventBus(url)
     (titled,) = publish(other, 1, key="titled", payload=None, title="canary-9", metadata={"m": "canary-9"})
     ingest(spark, url, lake)
-    other.store.erase(key="titled", actor="test")
+    log_of(other.store).erase(key="titled", actor="test")
     assert lake.erase(spark, [titled]) == 1, "a payload that says nothing does not hide the rest"
-    done = other.store.erase(key="customer-8", actor="test")
+    done = log_of(other.store).erase(key="customer-8", actor="test")
     assert lake.erase(spark, done.ids) > 0
     ingest(spark, url, lake)
     check(spark, url, lake)

@@ -23,7 +23,7 @@ from postbus.spark.archive import archive, bounds
 from postbus.spark.lake import ingest
 from postbus.spark.manifest import Entry, Folder, Manifest
 from postbus.spark.source import segment_name
-from postbus.store import open_store
+from postbus.store import log_of, open_store
 from postbus.testing import FrozenClock
 from tests.kinds import on_sqlite
 
@@ -75,7 +75,7 @@ def killed(*_: Any, **__: Any) -> None:
 def test_a_consumer_that_was_only_idle_is_not_cut_off(tmp_path: Path):
     """It has not moved for long, but what it has not read is young: only an old event makes it stand still (P.5)."""
     clock, lake = FrozenClock(), Lake(tmp_path / "lake")
-    store = open_store(f"sqlite:///{tmp_path / 'bus.db'}", clock=clock)
+    store = log_of(open_store(f"sqlite:///{tmp_path / 'bus.db'}", clock=clock))
     log_id = store.span(Stream.EVENTS).log_id
     store.consumer("idle", Stream.EVENTS, 0)
     store.publish([draft({"type": "a"})])
@@ -307,7 +307,7 @@ def test_a_stream_that_dies_ends_a_continuous_ingest(
 
     def start_late(run: Any, **trigger: Any) -> None:
         if "processingTime" in trigger and run.stream is Stream.AUDIT:
-            bus.store.erase(ids=[event], actor="test")
+            log_of(bus.store).erase(ids=[event], actor="test")
         start(run, **trigger)
 
     def fill_up(manifest: Manifest, entry: Entry) -> None:
@@ -333,8 +333,8 @@ def test_an_ingest_killed_before_spark_s_word_goes_on_after_an_archive(
         patch.setattr(laking, "probe", kill_at("ingest.before_commit_log"))
         with pytest.raises(Exception, match="killed here"):
             ingest(spark, url, lake)
-    (bound, _) = bounds(bus.store, lake, older_than=NOW)
-    archive(spark, url, bus.store, lake, bound)
+    (bound, _) = bounds(log_of(bus.store), lake, older_than=NOW)
+    archive(spark, url, log_of(bus.store), lake, bound)
     assert bus.store.span(Stream.EVENTS).pruned == events[-1]
     events += publish(bus, 2)
     assert ingest(spark, url, lake)[Stream.EVENTS] == 2
@@ -359,7 +359,7 @@ def test_an_erase_looks_for_events_while_nobody_writes(
     real, found = Lake.find, list[int]()
 
     def find(lake: Lake, *arguments: Any, **named: Any) -> list[int]:
-        with pytest.raises(Conflict), bus.store.hold(f"lake {lake.url}"):
+        with pytest.raises(Conflict), log_of(bus.store).hold(f"lake {lake.url}"):
             pass
         found.extend(real(lake, *arguments, **named))
         return found

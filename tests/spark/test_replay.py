@@ -22,6 +22,7 @@ from postbus.spark.replay import (
     replay_into_bus,
     replay_into_subscription,
 )
+from postbus.store import log_of
 from tests.kinds import mostly_on_sqlite, on_sqlite
 
 
@@ -48,8 +49,8 @@ def archived(spark: SparkSession, bus: EventBus, url: str, lake: Lake) -> list[i
         for delivery in found:
             bus.finalize(delivery, success=True)
     ingest(spark, url, lake, rows=5)
-    for bound in bounds(bus.store, lake, older_than=timedelta(0)):
-        archive(spark, url, bus.store, lake, bound)
+    for bound in bounds(log_of(bus.store), lake, older_than=timedelta(0)):
+        archive(spark, url, log_of(bus.store), lake, bound)
     return [*first, *shop(bus)]
 
 
@@ -142,13 +143,13 @@ def test_a_replay_into_a_subscription_is_for_it_alone(spark: SparkSession, bus: 
         bus.finalize(delivery, success=True)
     bus.finalize(taken[-2], success=False, retry=False, errors=["broken"])
     frame = history(spark, url, bus.store, None, Wanted(types=("order.*", "stock.low")))
-    assert replay_into_subscription(frame, bus.store, "default", "test") == 10
+    assert replay_into_subscription(frame, log_of(bus.store), "default", "test") == 10
     assert bus.poll(subscription="other") is None
     again = bus.poll_many(100)
     assert {each.id for each in again} == {each.id for each in taken[:-2]}
     assert [entry.action for entry in bus.store.logs(again[0].id)][-2:] == [Action.REPLAYED, Action.PICKED]
     with pytest.raises(InvalidRequest, match="were pruned"):
-        bus.store.redeliver("default", [events[0], 10_000], "test")
+        log_of(bus.store).redeliver("default", [events[0], 10_000], "test")
 
 
 @on_sqlite
@@ -168,7 +169,7 @@ def test_spans_of_both_streams_are_one_table(spark: SparkSession, bus: EventBus,
     lake = Lake(tmp_path / "lake")
     shop(bus)
     ingest(spark, url, lake)
-    bus.store.restore_mark("test")
+    log_of(bus.store).restore_mark("test")
     with pytest.raises(InvalidRequest, match="another log"):
         history(spark, url, bus.store, lake, Wanted())
     assert bus.store.span(Stream.EVENTS).head == 12

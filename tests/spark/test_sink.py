@@ -19,6 +19,7 @@ from postbus import EventBus
 from postbus.errors import InvalidRequest, StoreUnavailable
 from postbus.spark import check
 from postbus.spark.sink import Brought, StreamWriter, stream_writer, writer
+from postbus.store import log_of
 from tests.kinds import on_sqlite
 
 TEXT = t.StringType()
@@ -221,7 +222,7 @@ def test_a_store_that_is_away_for_a_moment_is_asked_again(
 ):
     """Also if the answer alone was lost: the batch is there once (P.2, I3)."""
     brought = lay_by([("a", "1", None)])
-    kind = type(bus.store)
+    kind = type(log_of(bus.store))
     publish, calls = kind.publish_parts, []
 
     def unlucky(self: Any, *given: Any) -> Any:

@@ -17,7 +17,7 @@ from postbus.pattern import Interest
 from postbus.payload import encode
 from postbus.retry import RetryPolicy
 from postbus.spark.source import PostbusSource, ReadOptions, Slice, StreamReader, segment_name
-from postbus.store import Store
+from postbus.store import Log
 from postbus.store.extract import RELATIONS
 from tests.contract.stores import DONE, RETRY, Operator, Site, ids, site_of
 from tests.kinds import on_sqlite
@@ -36,13 +36,13 @@ def site(kind: str, tmp_path: Path) -> Iterator[Site]:
 
 
 @pytest.fixture
-def store(site: Site) -> Store:
+def store(site: Site) -> Log:
     """Give an open store."""
     return site.open()
 
 
 @pytest.fixture
-def op(store: Store, site: Site) -> Operator:
+def op(store: Log, site: Site) -> Operator:
     """Give somebody who drives the store."""
     return Operator(store, site.clock)
 
@@ -137,7 +137,7 @@ def test_nothing_is_opened_before_it_must_be(tmp_path: Path):
 
 
 @pytest.mark.parametrize("offset", ["first", "-1", "1.5", "²", "", "{}"])
-def test_an_offset_is_a_word_or_an_id(store: Store, site: Site, offset: str):
+def test_an_offset_is_a_word_or_an_id(store: Log, site: Site, offset: str):
     """Anything else is refused, for the start and for the end (P.1)."""
     for reader in (batch_reader(site.url, startingOffsets=offset), batch_reader(site.url, endingOffsets=offset)):
         with pytest.raises(InvalidRequest, match="an offset is earliest, latest or an id"):
@@ -145,7 +145,7 @@ def test_an_offset_is_a_word_or_an_id(store: Store, site: Site, offset: str):
 
 
 @pytest.mark.parametrize("options", [{"consumer": "lake"}, {"maxOffsetsPerTrigger": 5}])
-def test_what_only_a_stream_can_do_is_refused_on_a_batch(store: Store, site: Site, options: dict[str, Any]):
+def test_what_only_a_stream_can_do_is_refused_on_a_batch(store: Log, site: Site, options: dict[str, Any]):
     """And leaves no subscription behind (P.1)."""
     with pytest.raises(InvalidRequest, match="are for readStream"):
         batch_reader(site.url, **options).partitions()
@@ -239,7 +239,7 @@ def test_a_batch_reads_the_range_that_was_asked_for(op: Operator, site: Site):
 
 
 @pytest.mark.parametrize("stream", list(RELATIONS))
-def test_an_empty_bus_has_no_rows(store: Store, site: Site, stream: str):
+def test_an_empty_bus_has_no_rows(store: Log, site: Site, stream: str):
     """And one slice, since Spark wants one (P.1)."""
     assert rows_of(site.url, stream=stream) == []
 

@@ -15,7 +15,7 @@ from postbus.model import AttemptError, Mode, Retry, Stream
 from postbus.payload import draft
 from postbus.retry import RetryPolicy
 from postbus.spark import source
-from postbus.store import Store, open_store
+from postbus.store import Log, log_of, open_store
 from postbus.store.audit import PLACE_BITS
 from postbus.store.contract import DeadFilter, Failure
 from tests.conftest import Crew
@@ -34,15 +34,15 @@ APPEND: Final = """
 
 
 @pytest.fixture
-def store(url: str) -> Iterator[Store]:
+def store(url: str) -> Iterator[Log]:
     """Give an open store."""
-    store = open_store(url)
+    store = log_of(open_store(url))
     yield store
     store.close()
 
 
 @pytest.fixture
-def append(url: str, store: Store) -> Callable[[str, int], list[int]]:
+def append(url: str, store: Log) -> Callable[[str, int], list[int]]:
     """Give a function that appends so many rows to a stream, and returns their ids."""
 
     def append(stream: str, count: int) -> list[int]:
@@ -59,7 +59,7 @@ Hold = Callable[[str, int], AbstractContextManager[None]]
 
 
 @pytest.fixture
-def hold(url: str, store: Store) -> Hold:
+def hold(url: str, store: Log) -> Hold:
     """Give a block during which a stream's head is back at an id.
 
     The pin is that of a publisher that was stopped between its look at the sequence and its lock.
@@ -175,18 +175,18 @@ def failures(*event_ids: int) -> list[Failure]:
     return [Failure(each, Retry(timedelta(0), AttemptError("ValueError", "oops", 1, "w"))) for each in event_ids]
 
 
-def divert(store: Store, *event_ids: int) -> int:
+def divert(store: Log, *event_ids: int) -> int:
     """Have the subscription `search` take failures over; none has a retry, so that each is a dead letter."""
     return store.divert("search", failures(*event_ids), RetryPolicy(max_retries=0), "w")
 
 
-def dead(store: Store) -> list[int]:
+def dead(store: Log) -> list[int]:
     """Return the events that are dead letters of `search`."""
     page = store.dead_letters(DeadFilter(subscription="search"), limit=10, offset=0, after=None)
     return sorted(each.event.id for each in page)
 
 
-def test_a_failure_of_a_pruned_event_is_not_forgotten(store: Store, append: Append):
+def test_a_failure_of_a_pruned_event_is_not_forgotten(store: Log, append: Append):
     """It raises, and takes nothing over; what is left, and what never was, is as ever (I6, I14)."""
     store.delete_subscription("default", "ops")
     store.create_subscription("search", ["*"], [], mode=Mode.SPARK, lease=None, retry=None, start="now")
@@ -199,7 +199,7 @@ def test_a_failure_of_a_pruned_event_is_not_forgotten(store: Store, append: Appe
     assert dead(store) == [third]
 
 
-def test_a_failure_of_an_event_that_pruning_spared_is_taken_over(store: Store, append: Append):
+def test_a_failure_of_an_event_that_pruning_spared_is_taken_over(store: Log, append: Append):
     """Its delivery elsewhere has kept it, below the bound (I14)."""
     store.create_subscription("search", ["*"], [], mode=Mode.SPARK, lease=None, retry=None, start="now")
     first, second = append("events", 2)

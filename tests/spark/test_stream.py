@@ -16,7 +16,7 @@ from postbus import EventBus
 from postbus.errors import Conflict, UnsafeStore
 from postbus.model import Mode, Stream
 from postbus.spark.source import Slice, segment_name
-from postbus.store import Store, open_store
+from postbus.store import Log, log_of, open_store
 from postbus.testing import FrozenClock
 from tests.conftest import Crew
 from tests.contract.stores import Operator, ids
@@ -30,16 +30,16 @@ SECONDS = [4, pytest.param(30, marks=pytest.mark.slow)]
 
 
 @pytest.fixture
-def store(url: str) -> Iterator[Store]:
+def store(url: str) -> Iterator[Log]:
     """Give an open store whose events nobody has to work on."""
-    store = open_store(url)
+    store = log_of(open_store(url))
     store.delete_subscription("default", "ops")
     yield store
     store.close()
 
 
 @pytest.fixture
-def op(store: Store) -> Operator:
+def op(store: Log) -> Operator:
     """Give somebody who drives the store."""
     return Operator(store, FrozenClock())
 
@@ -78,7 +78,7 @@ def test_the_beginning_is_the_same_however_often_it_is_asked_for(op: Operator, f
     assert again.to_the_end()[-3:] == later
 
 
-def test_a_consumer_goes_on_where_it_was_when_spark_has_forgotten(op: Operator, store: Store, follow: Follow):
+def test_a_consumer_goes_on_where_it_was_when_spark_has_forgotten(op: Operator, store: Log, follow: Follow):
     """With a new checkpoint folder, whatever start it names by then; it is a subscription with its lag (P.1, I6)."""
     events = publish(op, 6)
     stream = follow(consumer="lake", startingOffsets=events[0], maxOffsetsPerTrigger=2)
@@ -91,7 +91,7 @@ def test_a_consumer_goes_on_where_it_was_when_spark_has_forgotten(op: Operator, 
     assert follow(consumer="lake", startingOffsets="latest").to_the_end() == events[3:]
 
 
-def test_a_start_that_is_refused_leaves_no_consumer_behind(op: Operator, store: Store, follow: Follow):
+def test_a_start_that_is_refused_leaves_no_consumer_behind(op: Operator, store: Log, follow: Follow):
     """Else its wrong position would be remembered, and a later, right one ignored (P.1, I5)."""
     events = publish(op, 3)
     with pytest.raises(UnsafeStore, match="beyond the head"):
@@ -108,7 +108,7 @@ def test_a_consumer_of_another_stream_is_refused(op: Operator, follow: Follow):
         follow(consumer="lake", stream="audit")
 
 
-def test_a_limit_counts_rows_not_ids(op: Operator, store: Store, follow: Follow):
+def test_a_limit_counts_rows_not_ids(op: Operator, store: Log, follow: Follow):
     """A batch is as large as was asked for, whatever ids were never used; all there is, if Spark says so (P.1)."""
     events = publish(op, 4)
     store.restore_mark("ops")
@@ -152,7 +152,7 @@ def test_the_head_waits_for_an_open_publish(url: str, op: Operator, follow: Foll
 @pytest.mark.parametrize("seconds", SECONDS)
 @pytest.mark.parametrize("options", [{}, {"maxOffsetsPerTrigger": 500, "minPartitions": 2, "consumer": "c"}])
 def test_late_commits_are_never_missed(
-    url: str, store: Store, follow: Follow, crew: Crew, seconds: float, options: dict[str, Any]
+    url: str, store: Log, follow: Follow, crew: Crew, seconds: float, options: dict[str, Any]
 ):
     """Writers delay, roll back, copy and prepare: every id that commits is read once, in order (S3.13, I5, I15)."""
     writers, stream = Writers(url), follow(**options)
@@ -173,7 +173,7 @@ def test_late_commits_are_never_missed(
 # ── loss is loud ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_restored_store_stops_a_stream(op: Operator, store: Store, follow: Follow):
+def test_a_restored_store_stops_a_stream(op: Operator, store: Log, follow: Follow):
     """Its offset is of another log: going on would skip or repeat what nobody can know (I5)."""
     publish(op, 3)
     stream = follow(failOnDataLoss="false")
@@ -203,7 +203,7 @@ def test_an_offset_beyond_the_head_stops_a_stream(op: Operator, follow: Follow):
     assert left == Slice(events[0], events[-1], segment_name(events[0]))
 
 
-def test_a_pruned_range_stops_a_stream(op: Operator, store: Store, follow: Follow):
+def test_a_pruned_range_stops_a_stream(op: Operator, store: Log, follow: Follow):
     """Or, if data loss is accepted, it goes on with what is left, as does a batch that is done again (I5, I14)."""
     events = publish(op, 6)
     strict, lenient = follow(maxOffsetsPerTrigger=2), follow(maxOffsetsPerTrigger=2, failOnDataLoss="false")
@@ -219,7 +219,7 @@ def test_a_pruned_range_stops_a_stream(op: Operator, store: Store, follow: Follo
     assert follow().turn() == events[4:]
 
 
-def test_pruning_waits_for_a_consumer(op: Operator, store: Store, follow: Follow):
+def test_pruning_waits_for_a_consumer(op: Operator, store: Log, follow: Follow):
     """What a Spark stream has not come to stays; what it has, can go (I14)."""
     events = publish(op, 6)
     stream = follow(consumer="lake", maxOffsetsPerTrigger=3)
@@ -299,7 +299,7 @@ def test_a_stream_stops_when_its_log_was_replaced(spark: SparkSession, url: str,
     frame = spark.readStream.format("postbus").option("url", url).load()
     kept = Kept()
     run(frame, tmp_path / "here", kept)
-    store = open_store(url)
+    store = log_of(open_store(url))
     store.restore_mark("ops")
     store.close()
     bus.publish("a")

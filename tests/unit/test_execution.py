@@ -16,7 +16,7 @@ from postbus.execution import Execution, Ownership, Report, Run, describe
 from postbus.handlers import Handlers, make_handler
 from postbus.model import AttemptError, Dead, Delivery, Done, DoneWithErrors, Retry
 from postbus.retry import RetryPolicy
-from postbus.store import Store, open_store
+from postbus.store import Queue, open_store
 from postbus.testing import FrozenClock
 from tests.unit.making import delivery
 
@@ -24,7 +24,7 @@ TOLD = AttemptError("ValueError", "oops")
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
+def store(tmp_path: Path) -> Iterator[Queue]:
     """Give a real store."""
     store = open_store(f"sqlite:///{tmp_path / 'bus.db'}", clock=FrozenClock())
     yield store
@@ -32,7 +32,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 @pytest.fixture
-def execution(store: Store) -> Execution:
+def execution(store: Queue) -> Execution:
     """Give an execution with no handlers yet."""
     return Execution(store, Handlers(), RetryPolicy(), timedelta(seconds=60), random.Random(7))
 

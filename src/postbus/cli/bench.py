@@ -18,7 +18,7 @@ from postbus.errors import Conflict
 from postbus.model import Done, Event, Mode, Subscription
 from postbus.pattern import Interest
 from postbus.payload import drafts
-from postbus.store import Store, open_store
+from postbus.store import Queue, open_store
 from postbus.store.contract import Claim, Settlement
 from postbus.telling import many
 
@@ -122,7 +122,7 @@ def _place(url: str | None) -> Generator[str]:
         yield f"sqlite:///{folder}/bench.db"
 
 
-def _require_quiet(store: Store, *, yes: bool) -> None:
+def _require_quiet(store: Queue, *, yes: bool) -> None:
     """Raise Conflict where figures would mean little or others would be disturbed, unless that is agreed to."""
     found = store.subscriptions()
     if any(each.name == NAME for each in found):
@@ -133,7 +133,7 @@ def _require_quiet(store: Store, *, yes: bool) -> None:
         raise Conflict(f"{store.url} is not for measuring now: {reasons}. Add --yes to do it all the same")
 
 
-def _disturbed(store: Store, found: Sequence[Subscription]) -> Iterator[str]:
+def _disturbed(store: Queue, found: Sequence[Subscription]) -> Iterator[str]:
     for each in store.stats().subscriptions:
         if count := each.pending - each.scheduled + each.processing:
             yield f"{many(count, 'event')} in {each.name} to be handled"
@@ -153,7 +153,7 @@ def _wants(each: Subscription) -> bool:
     return any(Interest(pattern, frozenset(each.tags)).wants(KIND, ()) for pattern in each.patterns)
 
 
-def _leave(store: Store) -> list[str]:
+def _leave(store: Queue) -> list[str]:
     """Take away the subscription and every delivery of these events; return who else had got them."""
     _forget(store)
     takers = [each.name for each in _takers(store.subscriptions())]
@@ -168,7 +168,7 @@ def _leave(store: Store) -> list[str]:
     return takers
 
 
-def _forget(store: Store) -> None:
+def _forget(store: Queue) -> None:
     if any(each.name == NAME for each in store.subscriptions()):
         store.delete_subscription(NAME, ACTOR)
 
@@ -181,7 +181,7 @@ class _Bench:
     """One run."""
 
     url: str = field(repr=False)
-    store: Store
+    store: Queue
     seconds: float
     events: int
     rate: float

@@ -19,6 +19,7 @@ from postbus.cli.supervise import FIGURES, HOPELESS
 from postbus.errors import InvalidRequest, PostbusError, UnsafeStore
 from postbus.figures import Counted, Figures, Region, encoded, listen, of_stats
 from postbus.observe import logger, tell
+from postbus.store import is_log
 
 __all__ = ["OVERRIDES", "main"]
 
@@ -116,7 +117,7 @@ def _follow_parent(bus: EventBus) -> None:
     """
     asked = threading.Semaphore(0)
     # A breaker is the least that a worker may ask for. Of a bus behind a server that is all: the server tells the rest.
-    counted = Counted(lambda: {} if bus.store.remote else of_stats(bus.stats()), lambda: bus.store.breaker(""))
+    counted = Counted(lambda: of_stats(bus.stats()) if is_log(bus.store) else {}, lambda: bus.store.breaker(""))
 
     def wait() -> None:
         with contextlib.suppress(OSError):

@@ -27,7 +27,7 @@ from postbus.cli.options import (
 from postbus.dlq import DeadLetters
 from postbus.errors import InvalidRequest
 from postbus.model import DeadLetter, Mode, State
-from postbus.store import Store
+from postbus.store import Queue
 from postbus.store.contract import DeadFilter
 from postbus.telling import many
 
@@ -96,7 +96,7 @@ def list_dead(
     tell_rest(page, "dead letters")
 
 
-def _parked_behind(store: Store, names: set[str]) -> dict[tuple[str, int | None], Parked]:
+def _parked_behind(store: Queue, names: set[str]) -> dict[tuple[str, int | None], Parked]:
     """Return what is parked in these subscriptions, by subscription and the event it is parked behind."""
     ordered = [each.name for each in store.subscriptions() if each.mode is Mode.ORDERED and each.name in names]
     return {(name, each.behind): each for name in ordered for each in parked(store.standing(name))}
@@ -170,7 +170,7 @@ def retry(
     _tell(output, "retried", count, capped=capped, dry_run=dry_run)
 
 
-def _retry_each(store: Store, event_ids: set[int], subscription: str | None, *, dry_run: bool) -> int:
+def _retry_each(store: Queue, event_ids: set[int], subscription: str | None, *, dry_run: bool) -> int:
     """Retry the named ones; if one of them is not dead, none of them is retried."""
     dead = DeadLetters(store, ACTOR)
     found = sum(len(dead.get(event_id, subscription)) for event_id in event_ids)
@@ -214,7 +214,7 @@ def purge(
     _tell(output, "purged", count, capped=capped, dry_run=dry_run)
 
 
-def _purge_each(store: Store, event_ids: set[int], subscription: str | None, *, dry_run: bool, yes: bool) -> int:
+def _purge_each(store: Queue, event_ids: set[int], subscription: str | None, *, dry_run: bool, yes: bool) -> int:
     """Purge the named ones; if one of them is not dead, none of them is purged."""
     dead = DeadLetters(store, ACTOR)
     found = sum(len(dead.get(event_id, subscription)) for event_id in event_ids)
@@ -225,7 +225,7 @@ def _purge_each(store: Store, event_ids: set[int], subscription: str | None, *, 
     return found
 
 
-def _all(store: Store, which: DeadFilter, verb: str, *, dry_run: bool, yes: bool) -> tuple[int, bool]:
+def _all(store: Queue, which: DeadFilter, verb: str, *, dry_run: bool, yes: bool) -> tuple[int, bool]:
     """Retry or purge what the filter lets through, once that is agreed to; return how many, and whether it is more."""
     if which.subscription is not None:
         find(store, which.subscription)  # or a slip in its name looks like nothing to do

@@ -11,7 +11,6 @@ from postbus.cli.options import Format, Url, existing_store
 from postbus.doctor import Patient, again, wrong
 from postbus.errors import SchemaMismatch, UnsafeStore
 from postbus.store.contract import Finding
-from postbus.store.remote.refusing import needs_database
 
 __all__ = ["EXAMPLES", "doctor"]
 
@@ -39,8 +38,6 @@ def _examine(url: str | None, *, deep: bool, mend: bool) -> Iterator[Finding]:
     try:
         with existing_store(url) as store, stderr().status("looking …"):
             if mend:
-                if store.remote:
-                    raise needs_database("mending")
                 Patient.of(store, url).mend()
             yield from Patient.of(store, url).examined(deep=deep)  # anew: a patient counts its figures only once
     except SchemaMismatch as error:

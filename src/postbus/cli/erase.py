@@ -7,7 +7,7 @@ import typer
 
 from postbus.cli.console import Output, confirm, emit, table
 from postbus.cli.dlq import ACTOR
-from postbus.cli.options import DryRun, Format, Url, Yes, existing_store
+from postbus.cli.options import DryRun, Format, Url, Yes, existing_log
 from postbus.cli.pipeline import MaybeLake, lake_of, spark_for
 from postbus.config import Settings
 from postbus.errors import InvalidRequest
@@ -38,7 +38,7 @@ def erase(
     if (uid is None) == (key is None):
         raise InvalidRequest("say whose: --uid or --key")
     with ExitStack() as stack:
-        store = stack.enter_context(existing_store(url))
+        store = stack.enter_context(existing_log(url, "erasing"))
         place = None if lake is None else lake_of(lake)
         if place is not None:
             place.require_erasable(store)

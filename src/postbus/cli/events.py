@@ -12,7 +12,7 @@ from postbus.cli.console import Output, emit, line, table, tell_rest, to_json
 from postbus.cli.options import After, EventId, EventType, Format, Limit, Tags, Url, existing_store, find
 from postbus.errors import NotFound
 from postbus.model import AttemptError, Event, Status, Stream
-from postbus.store import Store
+from postbus.store import Queue
 
 __all__ = ["event_view", "first_line", "group"]
 
@@ -54,7 +54,7 @@ def list_events(
     tell_rest(page, "events")
 
 
-def _require_known(store: Store, subscription: str) -> None:
+def _require_known(store: Queue, subscription: str) -> None:
     """Raise NotFound for a name that is none; `default` may be gone, and is asked for by nobody."""
     if subscription != "default":
         find(store, subscription)

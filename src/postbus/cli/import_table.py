@@ -15,7 +15,7 @@ from postbus.config import Settings
 from postbus.errors import InvalidEventError, InvalidRequest, NotFound, PostbusError, SchemaMismatch
 from postbus.model import Json
 from postbus.payload import Draft, draft, parse
-from postbus.store import Store, open_source, open_store
+from postbus.store import Queue, open_source, open_store
 from postbus.store.source import Columns, SourceRow
 from postbus.telling import many
 
@@ -131,7 +131,7 @@ def _looker(url: str | None) -> Generator["_Importer"]:
 class _Importer:
     """Stores batches of rows; a dry one only looks what it would store."""
 
-    store: Store | None
+    store: Queue | None
     dry: bool = False
 
     def take(self, run: _Run, rows: Sequence[SourceRow]) -> None:
@@ -147,7 +147,7 @@ class _Importer:
         run.rows += len(rows)
 
 
-def _publish(store: Store, run: _Run, drafts: list[Draft]) -> None:
+def _publish(store: Queue, run: _Run, drafts: list[Draft]) -> None:
     """Publish a batch as a whole; if one of its events is refused, the others one by one."""
     try:
         ids = [event.id for event in store.publish(drafts)]

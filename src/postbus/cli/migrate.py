@@ -9,7 +9,7 @@ from postbus.cli.options import Format, Url
 from postbus.config import Settings
 from postbus.errors import SchemaMismatch
 from postbus.store import grant_roles, is_server, migration_script, open_store, roles_script
-from postbus.store.remote.refusing import needs_database
+from postbus.store.contract import needs_database
 
 __all__ = ["EXAMPLES", "migrate"]
 

@@ -12,7 +12,7 @@ from postbus.cli.console import Output
 from postbus.config import Settings
 from postbus.errors import NotFound
 from postbus.model import Subscription
-from postbus.store import Store, exists, open_store, shown
+from postbus.store import Log, Queue, exists, log_of, open_store, shown
 
 __all__ = ["After", "DryRun", "EventId", "EventType", "Format", "Limit", "SubscriptionName", "Tags", "Url", "Yes"]
 
@@ -38,7 +38,7 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; needed where
 
 
 @contextmanager
-def existing_store(url: str | None, *, listen: bool = False) -> Generator[Store]:
+def existing_store(url: str | None, *, listen: bool = False) -> Generator[Queue]:
     """Open a store that is there already; raise NotFound, making nothing, if there is none.
 
     Only what watches it need `listen`: for others that would be one more connection.
@@ -55,7 +55,14 @@ def existing_store(url: str | None, *, listen: bool = False) -> Generator[Store]
         store.close()
 
 
-def find(store: Store, name: str) -> Subscription:
+@contextmanager
+def existing_log(url: str | None, what: str, *, listen: bool = False) -> Generator[Log]:
+    """Open a database that is there already; raise InvalidRequest, saying that `what` needs one, for a server's URL."""
+    with existing_store(url, listen=listen) as store:
+        yield log_of(store, what)
+
+
+def find(store: Queue, name: str) -> Subscription:
     """Return a subscription by its name; raise NotFound, naming those that there are."""
     found = store.subscriptions()
     for each in found:

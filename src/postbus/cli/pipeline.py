@@ -14,11 +14,11 @@ import typer
 
 from postbus.cli.console import Output, confirm, doing, emit, progress, require_answer, say, table
 from postbus.cli.dlq import ACTOR
-from postbus.cli.options import DryRun, Format, Tags, Url, Yes, existing_store, moment_before, parse_seconds
+from postbus.cli.options import DryRun, Format, Tags, Url, Yes, existing_log, moment_before, parse_seconds
 from postbus.config import Settings
 from postbus.errors import InvalidRequest, NotFound, SchemaMismatch
 from postbus.model import Mode, Stream
-from postbus.store import Store, exists, open_store, shown
+from postbus.store import Log, exists, open_store, shown
 from postbus.telling import many
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def ingest(
     settings = Settings.load(url=url)
     where = settings.url
     every = None if continuous is None else parse_seconds(continuous)
-    with existing_store(url) as store:
+    with existing_log(url, "the pipeline") as store:
         place = lake_of(lake)
         from postbus.spark.lake import ingest as run  # noqa: PLC0415
         from postbus.spark.lake import is_current  # noqa: PLC0415
@@ -198,7 +198,7 @@ def compact(
 ) -> None:
     """Join the small segments of days that are over into large ones, and remove what was replaced long ago."""
     where, grace = _url(url), timedelta(seconds=parse_seconds(keep))
-    with existing_store(url) as store:
+    with existing_log(url, "the pipeline") as store:
         place = lake_of(lake)
         if any(place.joinable(stream) for stream in Stream):
             with spark_for(where, master) as spark, store.hold(f"lake {place.url}") as check:
@@ -230,7 +230,7 @@ def report(
     where = _url(url)
     if output is Kind.TABLE and to is not None:
         raise InvalidRequest("a table goes to the terminal: --output html or json for a file")
-    with existing_store(url) as store:
+    with existing_log(url, "the pipeline") as store:
         with _needing_spark():
             from postbus.spark import rendering  # noqa: PLC0415
             from postbus.spark import report as reporting  # noqa: PLC0415
@@ -287,7 +287,7 @@ def archive(
     with _needing_spark():
         from postbus.spark import archive as archiving  # noqa: PLC0415
 
-    with existing_store(url) as store:
+    with existing_log(url, "the pipeline") as store:
         place = lake_of(lake)
         found = archiving.bounds(store, place, older_than=age, max_hold=hold)
         for bound in found:
@@ -322,7 +322,7 @@ def archive(
     emit(output, rows, lambda: [table(heading, [[row[name] for name in columns] for row in rows])])
 
 
-def _prune(spark: "SparkSession", url: str, store: Store, lake: "Lake", bound: Any) -> int:
+def _prune(spark: "SparkSession", url: str, store: Log, lake: "Lake", bound: Any) -> int:
     from postbus.spark.archive import archive as run  # noqa: PLC0415
 
     with progress(f"Pruning {bound.stream}", bound.through) as show:
@@ -376,7 +376,7 @@ def replay(
         )
     if name is not None and not re.fullmatch(r"[\w.-]{1,64}", name):
         raise InvalidRequest("--name is a word of up to 64 letters, digits, dots and dashes")
-    with existing_store(url) as store, ExitStack() as stack:
+    with existing_log(url, "the pipeline") as store, ExitStack() as stack:
         with _needing_spark():
             from postbus.spark import replay as replaying  # noqa: PLC0415
 
@@ -402,7 +402,7 @@ def replay(
     say(f"{many(count, 'event')} replayed into {goal}" + (f" (--name {run.name})" if into is Into.BUS else ""))
 
 
-def _goal(store: Store, into: Into, target: str | None) -> str:
+def _goal(store: Log, into: Into, target: str | None) -> str:
     """Return in words where a replay goes, having looked, and made nothing; raise what tells why it cannot go there."""
     match into, target:
         case Into.BUS, None:
@@ -425,7 +425,7 @@ def _require_bus(url: str) -> None:
             open_store(url, auto_migrate=False, listen=False).close()
 
 
-def _require_queue(store: Store, name: str) -> None:
+def _require_queue(store: Log, name: str) -> None:
     modes = {each.name: each.mode for each in store.subscriptions()}
     if name not in modes:
         raise NotFound(f"there is no subscription {name!r}")
@@ -447,7 +447,7 @@ def _place(text: str | None, now: datetime) -> int | datetime | None:
 class _Replay:
     """A replay on its way."""
 
-    def __init__(self, store: Store, name: str, target: str | None, *, keep_uids: bool, rate: float | None) -> None:
+    def __init__(self, store: Log, name: str, target: str | None, *, keep_uids: bool, rate: float | None) -> None:
         self.name = name
         self._store, self._target, self._keep, self._rate = store, target, keep_uids, rate
 
@@ -495,7 +495,7 @@ def run(
     where = settings.url
     lengths = parse_seconds(every), parse_seconds(housekeeping)
     age = None if older_than is None else timedelta(seconds=parse_seconds(older_than))
-    with existing_store(url), spark_for(where, master) as spark:
+    with existing_log(url, "the pipeline"), spark_for(where, master) as spark:
         from postbus.spark.service import Service, serve_health  # noqa: PLC0415
 
         service = Service(

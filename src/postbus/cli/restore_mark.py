@@ -3,7 +3,7 @@
 from typing import Final
 
 from postbus.cli.console import Output, confirm, emit, say, stderr
-from postbus.cli.options import DryRun, Format, Url, Yes, existing_store
+from postbus.cli.options import DryRun, Format, Url, Yes, existing_log
 from postbus.telling import many
 
 __all__ = ["EXAMPLES", "restore_mark"]
@@ -24,7 +24,7 @@ def restore_mark(*, dry_run: DryRun = False, yes: Yes = False, url: Url = None, 
     were: revoke and erase them once more. If you restore the same backup a second time, run this once more than the
     first time.
     """
-    with existing_store(url) as store:
+    with existing_log(url, "marking a restored store") as store:
         leased = sum(each.processing for each in store.stats().subscriptions)
         good = sum(each.is_good(store.now()) for each in store.tokens())
         log_id = None

@@ -15,7 +15,7 @@ from postbus.cli.options import MOST_NAMED, DryRun, Format, Url, Yes, existing_s
 from postbus.doctor import left_behind
 from postbus.errors import InvalidRequest, NotFound
 from postbus.model import Checkpoint, Mode, State, Stream, Subscription
-from postbus.store import Store
+from postbus.store import Queue
 from postbus.store.contract import Rewound
 from postbus.telling import many
 
@@ -60,7 +60,7 @@ def list_subscriptions(*, url: Url = None, output: Format = Output.TABLE) -> Non
     emit(output, rows, lambda: _tables(rows, now))
 
 
-def _rows(store: Store, wanted: Iterable[Subscription]) -> list[dict[str, Any]]:
+def _rows(store: Queue, wanted: Iterable[Subscription]) -> list[dict[str, Any]]:
     """Return all that is told of subscriptions."""
     found, handlers = store.stats(), store.handlers()
     depth = {each.name: (each.pending, each.processing, each.dead, 0) for each in found.subscriptions}
@@ -215,7 +215,7 @@ def _target(text: str) -> int | datetime | Literal["beginning", "now"]:
         ) from None
 
 
-def _rewindable(store: Store, name: str, target: int | datetime | str) -> Subscription:
+def _rewindable(store: Queue, name: str, target: int | datetime | str) -> Subscription:
     """Return a subscription that may be rewound; raise InvalidRequest if it cannot go where it is to."""
     found = find(store, name)
     if found.mode is Mode.SPARK:
@@ -233,7 +233,7 @@ def _rewindable(store: Store, name: str, target: int | datetime | str) -> Subscr
     return found
 
 
-def _reader_of(store: Store, name: str) -> str | None:
+def _reader_of(store: Queue, name: str) -> str | None:
     """Return who reads an ordered subscription now."""
     return next((each.reader for each in store.checkpoints() if each.subscription == name), None)
 

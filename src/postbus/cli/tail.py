@@ -13,12 +13,12 @@ import typer
 from rich.text import Text
 
 from postbus.cli.console import Output, ending_well, line, say, stdout, to_json
-from postbus.cli.options import EventType, SubscriptionName, Tags, Url, existing_store, find, moment_before
+from postbus.cli.options import EventType, SubscriptionName, Tags, Url, existing_log, find, moment_before
 from postbus.config import Settings
 from postbus.errors import InvalidRequest, StoreUnavailable
 from postbus.model import Action, Event, Stream
 from postbus.pattern import Interest
-from postbus.store import Store, as_arrow
+from postbus.store import Log, as_arrow
 
 __all__ = ["EXAMPLES", "tail"]
 
@@ -72,7 +72,7 @@ def tail(
     """
     if sum(each is not None for each in (after, since, number)) > 1:
         raise InvalidRequest("say only one of --after, --since and -n")
-    with ending_well(), existing_store(url, listen=follow) as store:
+    with ending_well(), existing_log(url, "reading by position", listen=follow) as store:
         filters = Interest(event_type or "*", frozenset(tags or ()))
         wanted = _wanted(store, subscription)
         source = _Audit(store, url, subscription, filters) if audit else _Events(store, wanted or (filters,), filters)
@@ -85,7 +85,7 @@ def tail(
             _follow(store, source, position, show)
 
 
-def _wanted(store: Store, name: str | None) -> tuple[Interest, ...]:
+def _wanted(store: Log, name: str | None) -> tuple[Interest, ...]:
     """Return what a subscription wants, if one is named; raise NotFound if there is none of that name."""
     if name is None:
         return ()
@@ -93,7 +93,7 @@ def _wanted(store: Store, name: str | None) -> tuple[Interest, ...]:
     return tuple(Interest(each, frozenset(found.tags)) for each in found.patterns)
 
 
-def _place(store: Store, stream: Stream, after: int | None, since: str | None) -> int:
+def _place(store: Log, stream: Stream, after: int | None, since: str | None) -> int:
     """Return the position that was asked for; raise InvalidRequest for one that the log has not come to."""
     span = store.span(stream)
     wanted = store.before(stream, moment_before(since, store.now())) if since is not None else after or 0
@@ -145,7 +145,7 @@ class _Source(Protocol):
 class _Events:
     """The events, as a follower reads them."""
 
-    store: Store
+    store: Log
     interests: tuple[Interest, ...]
     filters: Interest
     stream: Stream = Stream.EVENTS
@@ -191,7 +191,7 @@ _Kind = tuple[str | None, Sequence[str]]
 class _Audit:
     """What was done. `ahead` never goes beyond what is certain, and the rows up to there are read."""
 
-    store: Store
+    store: Log
     url: str | None = field(repr=False)
     subscription: str | None
     filters: Interest
@@ -293,7 +293,7 @@ def _show_rest(source: _Source, position: int, show: Show) -> int:
     return position
 
 
-def _follow(store: Store, source: _Source, position: int, show: Show) -> None:
+def _follow(store: Log, source: _Source, position: int, show: Show) -> None:
     """Show what comes, for ever; a store that is away is waited for."""
     away = False
     with closing(store.watch()) as watch:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from postbus.cli.console import Output, confirm, emit, line, say, table
-from postbus.cli.options import Format, Url, Yes, existing_store, parse_seconds
+from postbus.cli.options import Format, Url, Yes, existing_log, parse_seconds
 from postbus.errors import NotFound
 from postbus.model import Token
 from postbus.tokens import SCOPES, make_token
@@ -44,7 +44,7 @@ def create(
 
     Send it as `Authorization: Bearer TOKEN`. Without --expires it holds until it is revoked.
     """
-    with existing_store(url) as store:
+    with existing_log(url, "managing tokens") as store:
         made, secret = make_token(store, name, scope, None if expires is None else timedelta(seconds=expires))
         now = store.now()
     emit(output, _told(made, now) | {"token": secret}, lambda: [line(secret)])
@@ -55,7 +55,7 @@ def create(
 @group.command("list", epilog="Example: postbus token list -o json")
 def list_tokens(*, url: Url = None, output: Format = Output.TABLE) -> None:
     """List tokens, those that were revoked or have expired too; never their secrets."""
-    with existing_store(url) as store:
+    with existing_log(url, "managing tokens") as store:
         rows = [_told(each, store.now()) for each in store.tokens()]
     emit(output, rows, lambda: [table(COLUMNS, map(_row, rows))])
     if not rows:
@@ -70,7 +70,7 @@ def revoke(
     url: Url = None,
 ) -> None:
     """Let a token be used no more: servers that run learn of it within seconds."""
-    with existing_store(url) as store:
+    with existing_log(url, "managing tokens") as store:
         found = next((each for each in store.tokens() if each.id == identity), None)
         if found is None:
             raise NotFound(f"there is no token {identity!r}: postbus token list")

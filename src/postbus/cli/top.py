@@ -22,7 +22,7 @@ from postbus.cli.options import Format, Url, existing_store
 from postbus.doctor import Patient
 from postbus.errors import StoreUnavailable
 from postbus.model import Checkpoint, HandlerRecord, Stats
-from postbus.store import Store
+from postbus.store import Queue
 from postbus.store.contract import Finding
 from postbus.telling import age, many
 
@@ -92,7 +92,7 @@ class Frame:
 class _Viewer:
     """Looks at a store again and again, and remembers how fast its counts have moved."""
 
-    def __init__(self, store: Store, url: str | None) -> None:
+    def __init__(self, store: Queue, url: str | None) -> None:
         """Look at a store; `url` is what commands need to find it."""
         self._store, self._url = store, url
         self._last: Frame | None = None

@@ -20,6 +20,7 @@ from postbus.dashboard.room import Board, Room, base_of, form
 from postbus.dashboard.sessions import COOKIE, LASTS, Sessions
 from postbus.doctor import Patient
 from postbus.errors import PostbusError, http_status
+from postbus.store import log_of
 from postbus.telling import age
 
 __all__ = ["create_dashboard"]
@@ -41,7 +42,7 @@ def create_dashboard(board: Board) -> Starlette:
     cast("dict[str, Any]", templates.filters).update(  # pyright: ignore[reportUnknownMemberType]
         {"age": _age, "moment": moment_text, "q": _quoted}
     )
-    store = board.bus.store
+    store = log_of(board.bus.store, "the dashboard")
     findings = Background(lambda: list(Patient(store, "").watched()), FINDINGS_FRESH)
     room = Room(board, Pulse(store), findings, Sessions(board.tokens), templates)
 

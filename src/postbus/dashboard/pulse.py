@@ -16,7 +16,7 @@ from typing import Final, Generic, TypeVar
 from postbus.errors import PostbusError
 from postbus.model import Action, Stats, Status, Stream
 from postbus.observe import tell
-from postbus.store.contract import Activity, Store
+from postbus.store.contract import Activity, Log
 
 __all__ = ["Background", "Flow", "Look", "Pulse", "Seen"]
 
@@ -111,7 +111,7 @@ class Background(Generic[T]):
 class Pulse(Background[Look]):
     """Knows the figures of a store, a few seconds old."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Log) -> None:
         """Know nothing yet."""
         trend = _Trend(store)
         super().__init__(lambda: Look(store.stats(), trend.refresh()))
@@ -120,7 +120,7 @@ class Pulse(Background[Look]):
 class _Trend:
     """Counts what happens, each row once."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Log) -> None:
         self._store = store
         self._slots: defaultdict[datetime, dict[str, int]] = defaultdict(lambda: dict.fromkeys(KINDS, 0))
         self._seen: dict[Stream, int] = {}

@@ -17,7 +17,8 @@ from postbus.dashboard.pulse import Background, Pulse
 from postbus.dashboard.sessions import Sessions, Visitor
 from postbus.errors import InvalidRequest, NotFound
 from postbus.model import Stream
-from postbus.store.contract import Finding, Store
+from postbus.store import Log, log_of
+from postbus.store.contract import Finding
 from postbus.tokens import Tokens
 
 __all__ = ["Board", "Coverage", "Room", "back", "base_of", "event_of", "form", "number_of"]
@@ -89,9 +90,9 @@ class Room:
     templates: Environment = field(repr=False)
 
     @property
-    def store(self) -> Store:
+    def store(self) -> Log:
         """The bus's."""
-        return self.board.bus.store
+        return log_of(self.board.bus.store, "the dashboard")
 
     def shown(
         self, request: Request, template: str, visitor: Visitor | None, /, status: int = 200, **told: Any

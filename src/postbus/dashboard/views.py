@@ -21,7 +21,7 @@ from postbus.model import (
     Subscription,
 )
 from postbus.pattern import Interest
-from postbus.store.contract import Fault, Store
+from postbus.store.contract import Fault, Log
 from postbus.telling import age, many
 
 __all__ = [
@@ -123,7 +123,7 @@ class Process:
     """What it has leased, as far as was looked."""
 
 
-def processes(store: Store, running: Iterable[Event] = ()) -> tuple[Process, ...]:
+def processes(store: Log, running: Iterable[Event] = ()) -> tuple[Process, ...]:
     """Return the processes that have registered handlers, by name."""
     now = store.now()
     held: dict[str, list[Event]] = {}

@@ -27,7 +27,7 @@ from postbus.http.routing import LEASE, POLICY, Desk, failed, problem_reply, ref
 from postbus.http.schemas import components
 from postbus.observe import tell
 from postbus.retry import RetryPolicy
-from postbus.store.remote.refusing import needs_database
+from postbus.store import log_of
 from postbus.tokens import Tokens
 
 __all__ = ["create_app"]
@@ -59,10 +59,9 @@ def create_app(
     What is said beside that (`mask`, …) is for the dashboard: see `Board`.
     Raises InvalidRequest for a bus that is behind a server itself.
     """
-    if bus.store.remote:
-        raise needs_database("serving")
-    tokens = Tokens(bus.store) if auth else None
-    gate = Gate(bus.store)
+    log = log_of(bus.store, "serving")
+    tokens = Tokens(log) if auth else None
+    gate = Gate(log)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:

@@ -24,7 +24,7 @@ from postbus.loop import Loop
 from postbus.model import Action, Dead, Delivery, Done, DoneWithErrors, Event, LogEntry, Outcome, Retry, Status
 from postbus.observe import tell
 from postbus.payload import Draft
-from postbus.store.contract import Claim, Claimed, Report, Reported, Store, Watch
+from postbus.store.contract import Claim, Claimed, Log, Report, Reported, Watch
 
 __all__ = ["Gate"]
 
@@ -71,7 +71,7 @@ class _Attention:
 class Gate:
     """What the routes ask the store through. Opened on the event loop that serves them."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Log) -> None:
         """Work on a store that is open."""
         self.store = store
         self._publishing = Lane[list[Draft], list[Event]]("publish", self._publish)

@@ -18,6 +18,7 @@ from postbus.errors import InvalidRequest
 from postbus.http.app import create_app
 from postbus.http.buffers import HANG_UP
 from postbus.retry import RetryPolicy
+from postbus.store import log_of
 from postbus.tokens import Tokens
 
 __all__ = ["is_loopback", "serve"]
@@ -68,7 +69,7 @@ def serve(
     local = is_loopback(host)
     auth = require_token or not local
     if auth:
-        tokens = Tokens(bus.store)
+        tokens = Tokens(log_of(bus.store, "serving"))
         tokens.refresh()
         if not tokens.any_good():
             raise InvalidRequest(

@@ -12,7 +12,7 @@ from postbus.errors import UnsafeStore
 from postbus.model import Checkpoint, Pruned, Stream
 from postbus.observe import probe
 from postbus.spark.lake import Lake
-from postbus.store import Store
+from postbus.store import Log
 
 __all__ = ["Bound", "archive", "bounds"]
 
@@ -39,14 +39,14 @@ class Bound:
         return max(0, self.through - self.pruned)
 
 
-def bounds(store: Store, lake: Lake, *, older_than: timedelta, max_hold: timedelta = MAX_HOLD) -> list[Bound]:
+def bounds(store: Log, lake: Lake, *, older_than: timedelta, max_hold: timedelta = MAX_HOLD) -> list[Bound]:
     """Return how far each stream can be pruned: the least of retention, the lake, and whoever follows it."""
     now, checkpoints = store.now(), store.checkpoints()
     return [_bound(store, lake, stream, checkpoints, now, older_than, max_hold) for stream in Stream]
 
 
 def _bound(  # noqa: PLR0917  the parts of one decision
-    store: Store,
+    store: Log,
     lake: Lake,
     stream: Stream,
     checkpoints: tuple[Checkpoint, ...],
@@ -94,7 +94,7 @@ def _words(length: timedelta) -> str:
 def archive(
     spark: SparkSession,
     url: str,
-    store: Store,
+    store: Log,
     lake: Lake,
     bound: Bound,
     *,

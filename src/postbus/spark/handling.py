@@ -30,7 +30,7 @@ from postbus.model import AttemptError, Dead, Delivery, Event, Lease, Mode, Retr
 from postbus.observe import probe, tell
 from postbus.payload import decode
 from postbus.retry import RetryPolicy
-from postbus.store import open_store
+from postbus.store import log_of, open_store
 from postbus.store.contract import Failure
 
 if TYPE_CHECKING:
@@ -346,7 +346,7 @@ class Diversion:
         """Take over what failed in a batch; done again, it changes nothing."""
         chance, failed, taken = random.Random(), 0, 0  # noqa: S311  jitter needs no secrecy
         probe("diverting")
-        with closing(open_store(self.url, auto_migrate=False)) as store:
+        with closing(log_of(open_store(self.url, auto_migrate=False), "a Spark stream")) as store:
             while chunk := [self._failure(row, chance) for row in islice(rows, CHUNK)]:
                 failed += len(chunk)
                 taken += store.divert(self.consumer, chunk, self.policy, f"{socket.gethostname()}:{os.getpid()}")

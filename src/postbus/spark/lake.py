@@ -26,7 +26,7 @@ from postbus.model import Stream
 from postbus.observe import probe, tell
 from postbus.spark.manifest import DATA, MODULUS, Entry, Folder, Manifest
 from postbus.spark.source import open_bus, segment_name
-from postbus.store import Store
+from postbus.store import Log, Queue
 from postbus.store.extract import RELATIONS
 
 __all__ = ["Lake", "Progress", "ingest", "is_current"]
@@ -186,7 +186,7 @@ class Lake:
 
     # ── erasing ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def require_erasable(self, store: Store) -> None:
+    def require_erasable(self, store: Queue) -> None:
         """Raise where `erase` would do the wrong thing, or half of it. Needs no Spark.
 
         UnsafeStore: it is another bus's lake, where the same ids mean other events. Conflict: tables of another format
@@ -328,7 +328,7 @@ class Lake:
         for manifest in self.manifests.values():
             self._sweep(manifest, grace)
 
-    def tidy(self, store: Store) -> None:
+    def tidy(self, store: Queue) -> None:
         """Remove what killed writers left, also of rows that only the store holds yet. Needs no Spark."""
         for stream, manifest in self.manifests.items():
             manifest.tidy(store.span(stream))
@@ -436,7 +436,7 @@ def ingest(
         return {run.stream: run.rows for run in runs}
 
 
-def is_current(store: Store, lake: Lake, consumer: str) -> bool:
+def is_current(store: Queue, lake: Lake, consumer: str) -> bool:
     """Return whether `ingest` would find nothing to write, and its subscriptions where they should be. Needs no Spark.
 
     Raises UnsafeStore if it is another bus's lake.
@@ -452,7 +452,7 @@ def _subscription(consumer: str, stream: Stream) -> str:
     return consumer if stream is Stream.EVENTS else f"{consumer}.{stream}"
 
 
-def _end(store: Store, lake: Lake, stream: Stream) -> tuple[int, str]:
+def _end(store: Queue, lake: Lake, stream: Stream) -> tuple[int, str]:
     """Return how far a lake has come in a bus's stream, and the log's id; raise UnsafeStore if it is another's."""
     span, entries = store.span(stream), lake.manifests[stream].entries()
     if entries and entries[-1].log_id != span.log_id:
@@ -491,7 +491,7 @@ class _Ingest:
     """One stream on its way into the lake."""
 
     def __init__(
-        self, spark: SparkSession, store: Store, lake: Lake, stream: Stream, *, options: "_Options", check: Check
+        self, spark: SparkSession, store: Log, lake: Lake, stream: Stream, *, options: "_Options", check: Check
     ) -> None:
         """Register as a consumer of the bus, at where the lake ends; raise UnsafeStore if it is another bus's lake."""
         self.stream = stream

@@ -17,7 +17,7 @@ from postbus.model import Event, Span, Stream
 from postbus.pattern import Interest, check_pattern
 from postbus.payload import Draft, decode, draft
 from postbus.spark.lake import COLUMNS, Lake
-from postbus.store import Store
+from postbus.store import Log, Queue
 
 __all__ = [
     "Wanted",
@@ -54,7 +54,7 @@ class Wanted:
         return self.first if isinstance(self.first, int) else 1
 
 
-def history(spark: SparkSession, url: str, store: Store, lake: Lake | None, wanted: Wanted) -> DataFrame:
+def history(spark: SparkSession, url: str, store: Queue, lake: Lake | None, wanted: Wanted) -> DataFrame:
     """Return events of a range, whether the live table has them still, or the lake alone: each once.
 
     Raises InvalidRequest where part of the range was pruned, and no lake given that holds it.
@@ -64,7 +64,7 @@ def history(spark: SparkSession, url: str, store: Store, lake: Lake | None, want
 
 
 def union(
-    spark: SparkSession, url: str, store: Store, lake: Lake | None, stream: Stream, *, first: int = 1
+    spark: SparkSession, url: str, store: Queue, lake: Lake | None, stream: Stream, *, first: int = 1
 ) -> DataFrame:
     """Return a stream from an id on as one table: what the lake holds from there, the rest from the live one."""
     span, archived = reach(store, lake, stream, first=first)
@@ -79,7 +79,7 @@ def union(
     return live
 
 
-def reach(store: Store, lake: Lake | None, stream: Stream, *, first: int = 1) -> tuple[Span, int]:
+def reach(store: Queue, lake: Lake | None, stream: Stream, *, first: int = 1) -> tuple[Span, int]:
     """Return what of a stream is live, and how far the lake goes. Needs no Spark.
 
     Raises InvalidRequest where they are of different logs, or leave a hole from an id on.
@@ -165,7 +165,7 @@ def _rows(frame: DataFrame) -> Iterator[Row]:
 
 def replay_into_bus(
     frame: DataFrame,
-    store: Store,
+    store: Queue,
     name: str,
     *,
     keep_uids: bool = False,
@@ -213,7 +213,7 @@ def _short(uid: str) -> str:
 
 
 def replay_into_subscription(
-    frame: DataFrame, store: Store, subscription: str, actor: str, watch: Callable[[int], None] | None = None
+    frame: DataFrame, store: Log, subscription: str, actor: str, watch: Callable[[int], None] | None = None
 ) -> int:
     """Have a queue subscription get events of its own bus again, those that it is not at work on; return how many.
 

@@ -1,7 +1,7 @@
 """The Spark sink `postbus`: a DataFrame's rows are events, a batch is published whole and once.
 
-Tasks validate their rows and lay them by in the bus, each attempt in a part of its own (`Store.stage`); the driver
-publishes the parts of the tasks that succeeded in one transaction, under the batch's name (`Store.publish_parts`). So a
+Tasks validate their rows and lay them by in the bus, each attempt in a part of its own (`Log.stage`); the driver
+publishes the parts of the tasks that succeeded in one transaction, under the batch's name (`Log.publish_parts`). So a
 task that runs twice, a driver that dies in between, and a batch that a restarted stream brings again change nothing.
 
 | column | type | |
@@ -34,13 +34,14 @@ from postbus.observe import probe
 from postbus.payload import Draft, drafts_of_text
 from postbus.spark.launch import refuse_remote_file
 from postbus.spark.source import on_cluster
-from postbus.store import Store, exists, is_file, open_store, shown
+from postbus.store import Log, exists, is_file, log_of, open_store, shown
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 __all__ = ["check", "stream_writer", "writer"]
 
+SINK: Final = "a Spark sink"
 ROWS: Final = 5_000
 """How many rows are validated and laid by at a time."""
 PROBLEM: Final = "problem"
@@ -208,7 +209,7 @@ class _Writing:
         if is_file(self._url) and on_cluster():
             refuse_remote_file(self._url, "this cluster")
         part, count = None, 0
-        with closing(open_store(self._url, listen=False)) as store:
+        with closing(log_of(open_store(self._url, listen=False), SINK)) as store:
             try:
                 for ready in self._drafts(batches):
                     part = store.begin_part(query, batch) if part is None else part
@@ -260,18 +261,18 @@ class _Writing:
                     break
         probe("sunk")
 
-    def _open_patiently(self) -> Store:
+    def _open_patiently(self) -> Log:
         for pause in PAUSES:
             try:
-                return open_store(self._url)
+                return log_of(open_store(self._url), SINK)
             except StoreUnavailable:
                 time.sleep(pause)
-        return open_store(self._url)
+        return log_of(open_store(self._url), SINK)
 
     def _drop(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         parts = [each.part for each in messages if isinstance(each, Brought) and each.part is not None]
         if parts:
-            with suppress(PostbusError), closing(open_store(self._url, listen=False)) as store:
+            with suppress(PostbusError), closing(log_of(open_store(self._url, listen=False), SINK)) as store:
                 store.drop_parts(parts)
 
 

@@ -31,7 +31,7 @@ from postbus.errors import InvalidRequest, NotFound, UnsafeStore
 from postbus.model import Span, Stream
 from postbus.pattern import Interest, check_pattern
 from postbus.spark.launch import refuse_remote_file
-from postbus.store import Store, as_arrow, exists, is_file, open_store, shown
+from postbus.store import Log, as_arrow, exists, is_file, log_of, open_store, shown
 from postbus.store.extract import RELATIONS
 
 __all__ = ["PostbusSource", "ReadOptions", "on_cluster", "open_bus", "segment_name"]
@@ -225,14 +225,14 @@ class _Reading:
         """Read the columns of `schema`, which may be some of all."""
         self._options = options
         self._schema = options.pruned(schema)
-        self._opened: tuple[int, Store] | None = None
+        self._opened: tuple[int, Log] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the connection behind when this goes to another process."""
         return self.__dict__ | {"_opened": None}
 
     @property
-    def _store(self) -> Store:
+    def _store(self) -> Log:
         if self._opened is None or self._opened[0] != os.getpid():
             self._opened = os.getpid(), open_bus(self._options.url)
         return self._opened[1]
@@ -469,11 +469,11 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
             self._store.advance(self._options.consumer, end["position"], end["log_id"])
 
 
-def open_bus(url: str, direct_url: str | None = None) -> Store:
+def open_bus(url: str, direct_url: str | None = None) -> Log:
     """Open a store that must be there already; raise NotFound."""
     if not exists(url):
         raise NotFound(f"there is no bus at {shown(url)}")
-    return open_store(url, auto_migrate=False, direct_url=direct_url, listen=False)
+    return log_of(open_store(url, auto_migrate=False, direct_url=direct_url, listen=False), "Spark")
 
 
 def segment_name(position: int) -> str:

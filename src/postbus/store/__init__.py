@@ -7,24 +7,28 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 from urllib.parse import unquote
 
 from postbus.clock import Clock, SystemClock
 from postbus.errors import InvalidRequest
-from postbus.store.contract import Store
+from postbus.store.base import SqlStore
+from postbus.store.contract import Log, Queue, needs_database
 from postbus.store.queries import load_migrations
 from postbus.store.source import Columns, Source
 from postbus.store.sqlite import source as sqlite_source
 from postbus.store.sqlite.store import SqliteStore
 
 __all__ = [
-    "Store",
+    "Log",
+    "Queue",
     "as_arrow",
     "exists",
     "grant_roles",
     "is_file",
+    "is_log",
     "is_server",
+    "log_of",
     "migration_script",
     "open_source",
     "open_store",
@@ -46,7 +50,7 @@ def open_store(
     direct_url: str | None = None,
     listen: bool = True,
     token: str | None = None,
-) -> Store:
+) -> Queue:
     """Open the store a URL names: `sqlite:///relative.db`, `sqlite:////absolute.db`, `postgresql://user@host/database`.
 
     Or `http://host:port`: the store of a postbus server there, asked with `token`. `direct_url` and `listen` concern
@@ -56,8 +60,22 @@ def open_store(
     if _is_postgres(url):
         return _postgres().PostgresStore(url, auto_migrate=auto_migrate, direct_url=direct_url, listen=listen)
     if is_server(url):
-        return import_module("postbus.store.remote.store").RemoteStore(url, token)
+        from postbus.store.remote.store import RemoteStore  # noqa: PLC0415  only where a server is asked
+
+        return RemoteStore(url, token)
     return SqliteStore(_path(url), clock or SystemClock(), auto_migrate=auto_migrate)
+
+
+def is_log(store: Queue) -> TypeGuard[Log]:
+    """Return whether a store is a database, with no server in between."""
+    return isinstance(store, SqlStore)
+
+
+def log_of(store: Queue, what: str = "this") -> Log:
+    """Return a store as the database that `what` needs; raise InvalidRequest where a server stands between."""
+    if isinstance(store, SqlStore):
+        return store
+    raise needs_database(what)
 
 
 def open_source(url: str, table: str, columns: Columns) -> AbstractContextManager[Source]:
@@ -73,7 +91,7 @@ def as_arrow(url: str, relation: str, columns: Sequence[str], after: int, throug
     Their columns stand in `RELATIONS` of `postbus.store.extract`.
     """
     if _is_postgres(url):
-        return _postgres("extract").extract(_postgres().Address.of(url), relation, columns, after, through)
+        return _postgres("extract").extract(_postgres("address").Address.of(url), relation, columns, after, through)
     return import_module("postbus.store.sqlite.extract").extract(_path(url), relation, columns, after, through)
 
 
@@ -96,13 +114,13 @@ def shown(url: str) -> str:
     """Return a URL as it may be shown: without any secret."""
     if is_server(url):
         return import_module("postbus.store.remote.link").checked(url)
-    return _postgres().Address.of(url).shown if _is_postgres(url) else f"sqlite:///{_path(url)}"
+    return _postgres("address").Address.of(url).shown if _is_postgres(url) else f"sqlite:///{_path(url)}"
 
 
 def migration_script(url: str) -> str:
     """Return the SQL that makes the schema at a URL from nothing, without opening anything."""
     if _is_postgres(url):
-        return _postgres().migration_script(url)
+        return _postgres("schema").migration_script(url)
     _path(url)
     return "\n".join(
         f"-- {name}\n{sql.rstrip()}\nPRAGMA user_version = {number};\n"
@@ -122,7 +140,7 @@ def grant_roles(url: str) -> None:
 
 def _roles_of(url: str) -> Any:
     if _is_postgres(url):
-        return _postgres("roles")
+        return _postgres("schema")
     _path(url)
     raise InvalidRequest(
         f"{shown(url)} has no roles: who may read the file may read the bus, who may write it may write"

@@ -8,13 +8,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 from uuid import uuid4
 
 from postbus.breaker import BreakerState
 from postbus.clock import from_micros
-from postbus.errors import Conflict, EventBusShutdownError, InvalidRequest, PostbusError, StoreUnavailable
+from postbus.errors import EventBusShutdownError, InvalidRequest, PostbusError, StoreUnavailable
 from postbus.model import (
     AttemptError,
     Checkpoint,
@@ -47,24 +47,23 @@ from postbus.store.contract import (
     Rewound,
     Settlement,
     Step,
+    Transaction,
     Watch,
 )
 from postbus.store.followers import deposed
 from postbus.store.leases import Taken, Won
 from postbus.store.liveness import Liveness
-from postbus.store.records import UNREADABLE, claimed_event, quick_delivery, split_tags
+from postbus.store.records import UNREADABLE, claimed_event, quick_delivery
 from postbus.store.session import Database, Row, Session, bump
 
 P = ParamSpec("P")
 R = TypeVar("R")
-DEDUP_WINDOW: Final = timedelta(days=7)
+T = TypeVar("T")
 HANDLER_MEMORY: Final = timedelta(days=7)
 SILENT: Final = timedelta(minutes=3)
 """Workers report their handlers every minute; one on another host that has not for this long is gone."""
 CHUNK: Final = 1_000
 LONGEST_CLAIM: Final = 1.0
-TIDY_UIDS: Final = 100_000
-SPARE_KINDS: Final = 10_000
 
 Verb = Callable[Concatenate[Session, P], R]
 Method = Callable[Concatenate["SqlStore", P], R]
@@ -108,10 +107,7 @@ def look(verb: Verb[P, R]) -> Method[P, R]:
 
 
 class SqlStore(ABC):
-    """The verbs of a `Store`. Safe to use from many threads. What each promises is said in the contract."""
-
-    served = False
-    remote = False
+    """The verbs of a `Log`. Safe to use from many threads. What each promises is said in the contract."""
 
     def __init__(self, liveness: Liveness) -> None:
         self._pid = os.getpid()
@@ -119,8 +115,8 @@ class SqlStore(ABC):
         self._liveness = liveness
         self._lock = threading.Lock()
         self._watches: list[Watch] = []
-        self._owed: list[tuple[list[Lease], str]] = []
-        """What was leased to a claim that nobody got, and is to be handed back when the store can be used again."""
+        self._owed: set[Callable[[Session], object]] = set()
+        """What hands back the leases of a claim that nobody got, once the store can be used again."""
 
     def _usable(self) -> None:
         if self._closed:
@@ -171,10 +167,33 @@ class SqlStore(ABC):
         """Let ids and numbers of blocks go on far above; return a number above all that were ever given."""
 
     @abstractmethod
+    def transaction(self) -> AbstractContextManager[Transaction]: ...
+
+    @abstractmethod
+    def hold(self, name: str) -> AbstractContextManager[Callable[[], None]]: ...
+
+    @abstractmethod
     def inspect(self, *, deep: bool) -> tuple[Finding, ...]: ...
 
     @abstractmethod
     def watch(self) -> Watch: ...
+
+    def _in_chunks(
+        self,
+        items: Sequence[T],
+        change: Callable[[Session, Sequence[T]], int],
+        *,
+        within: Callable[[Callable[[Session], int]], int] | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> int:
+        """Change items, a transaction a chunk, so that nothing else waits long; return how many changed."""
+        total = 0
+        for start in range(0, len(items), CHUNK):
+            chunk = items[start : start + CHUNK]
+            total += (within or self._write)(lambda session, chunk=chunk: change(session, chunk))
+            if progress is not None:
+                progress(total)
+        return total
 
     # ── a connection of the caller's ─────────────────────────────────────────────────────────────────────────────
 
@@ -207,7 +226,10 @@ class SqlStore(ABC):
             return [self._claimed(claim, won) for claim, won in zip(claims, wons, strict=True)]
         except BaseException:
             for claim, won in zip(claims, wons, strict=True):
-                self._owed.append(([each.lease(claim.subscription) for each in won.taken], claim.worker_id))
+                leases = [each.lease(claim.subscription) for each in won.taken]
+                self._owed.add(
+                    partial(lease_verbs.release, leases=leases, worker_id=claim.worker_id, delay=timedelta(0))
+                )
             with suppress(StoreUnavailable):
                 self._pay_back()
             raise
@@ -260,27 +282,30 @@ class SqlStore(ABC):
     reset = write(lease_verbs.reset, wake=True)
 
     def release(self, leases: Sequence[Lease], worker_id: str, delay: timedelta = timedelta(0)) -> int:
-        count = 0
-        for start in range(0, len(leases), CHUNK):
-            chunk = leases[start : start + CHUNK]
-            count += self._write(lambda session, chunk=chunk: lease_verbs.release(session, chunk, worker_id, delay))
+        count = self._in_chunks(leases, lambda session, chunk: lease_verbs.release(session, chunk, worker_id, delay))
         self._wake()
         return count
 
     def _pay_back(self) -> None:
-        while self._owed:
-            self.release(*self._owed[-1])
-            self._owed.pop()
+        for hand_back in tuple(self._owed):
+            self._write(hand_back)
+            self._owed.discard(hand_back)
+            self._wake()
 
     def expire(self, owners: Iterable[str] | None, policy: RetryPolicy, limit: int = 10_000) -> int:
         self._pay_back()
         wanted = None if owners is None else tuple(owners)
         if wanted is None and not self._any_overdue():
             return 0
-        count = self._write(lambda session: lease_verbs.expire(session, wanted, policy, limit))
+        count = self._close_gaps() if wanted is None else 0
+        count += self._write(lambda session: lease_verbs.expire(session, wanted, policy, limit))
         if count:
             self._wake()
         return count
+
+    def _close_gaps(self) -> int:
+        """Look again for ids that are kept apart, in a database that has such; return how many deliveries that made."""
+        return 0
 
     def _expired(self, policy: RetryPolicy) -> bool:
         """End leases that ran out; what others have leased meanwhile must not be lost over it."""
@@ -336,30 +361,24 @@ class SqlStore(ABC):
     # ── dead letters ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def retry_dead(self, which: DeadFilter, actor: str, progress: Callable[[int], None] | None = None) -> int:
-        count = self._in_chunks(which, retention.revive, actor, progress)
+        count = self._change_dead(which, retention.revive, actor, progress)
         self._wake()
         return count
 
     def purge_dead(self, which: DeadFilter, actor: str, progress: Callable[[int], None] | None = None) -> int:
-        return self._in_chunks(which, retention.purge, actor, progress)
+        return self._change_dead(which, retention.purge, actor, progress)
 
-    def _in_chunks(
+    def _change_dead(
         self,
         which: DeadFilter,
         change: Callable[[Session, Sequence[Row], str], int],
         actor: str,
         progress: Callable[[int], None] | None,
     ) -> int:
-        """Change the dead letters that are dead now, a transaction a chunk, so that nobody waits long."""
+        """Change the dead letters that are dead now."""
         with self._read() as session:
             keys = [*lookups.dead_keys(session, which, None)]
-        total = 0
-        for start in range(0, len(keys), CHUNK):
-            chunk = keys[start : start + CHUNK]
-            total += self._write(lambda session, chunk=chunk: change(session, chunk, actor))
-            if progress is not None:
-                progress(total)
-        return total
+        return self._in_chunks(keys, lambda session, chunk: change(session, chunk, actor), progress=progress)
 
     # ── the streams, by position ─────────────────────────────────────────────────────────────────────────────────
 
@@ -397,10 +416,9 @@ class SqlStore(ABC):
 
     def erase(self, *, uid: str | None = None, key: str | None = None, ids: Collection[int] = (), actor: str) -> Erased:
         wanted = self._meant(uid, key, ids)
-        changed = 0
-        for start in range(0, len(wanted), CHUNK):
-            chunk = wanted[start : start + CHUNK]
-            changed += self._beside(lambda session, chunk=chunk: retention.erase(session, chunk, actor))
+        changed = self._in_chunks(
+            wanted, lambda session, chunk: retention.erase(session, chunk, actor), within=self._beside
+        )
         if wanted:  # also where nothing changed: an earlier run may have been killed here
             self._scrub()
         if changed:
@@ -435,6 +453,7 @@ class SqlStore(ABC):
     resign = write(followers.resign, wake=True)
     announce = write(followers.announce)
     standing = read(followers.standing)
+    unpark = write(followers.unpark, ring=True)
 
     def move(self, step: Step) -> None:
         if step.leaves:
@@ -451,11 +470,6 @@ class SqlStore(ABC):
     def reader(self) -> Reader:
         return _PlainReader(self)
 
-    def unpark(self, name: str, ids: Sequence[int], actor: str) -> int:
-        count = self._write(lambda session: followers.unpark(session, name, ids, actor)) if ids else 0
-        self._ring()
-        return count
-
     def rewind(self, name: str, to: int | datetime | str, actor: str, *, dry_run: bool = False) -> Rewound:
         with self._look() as session:
             told = followers.rewinding(session, name, to)
@@ -468,12 +482,9 @@ class SqlStore(ABC):
     # ── Spark ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def divert(self, subscription: str, failures: Sequence[Failure], policy: RetryPolicy, worker_id: str) -> int:
-        count = 0
-        for start in range(0, len(failures), CHUNK):
-            chunk = failures[start : start + CHUNK]
-            count += self._write(
-                lambda session, chunk=chunk: spark.divert(session, subscription, chunk, policy, worker_id)
-            )
+        count = self._in_chunks(
+            failures, lambda session, chunk: spark.divert(session, subscription, chunk, policy, worker_id)
+        )
         self._wake()
         return count
 
@@ -482,19 +493,11 @@ class SqlStore(ABC):
     redeliver = write(spark.redeliver, wake=True)
 
     def publish_parts(self, query: str, batch: int, parts: Mapping[int, int]) -> int | None:
-
-        def publish(session: Session) -> int | None:
-            if staging.sunk_before(session, query, batch, sum(parts.values())):
-                return None
-            if lost := parts.keys() - {part for (part,) in session.db.run("parts_of", (query, batch))}:
-                raise Conflict(f"batch {batch} of {query}: {len(lost)} of its {len(parts)} parts were dropped")
-            return sum(self._publish_part(session, part, rows) for part, rows in parts.items())
-
-        published = self._write(publish)
+        published = self._write(lambda session: staging.publish_parts(session, query, batch, parts, self._publish_part))
         probe("published")
         self._wake()
         with self._read() as session:
-            brought = [part for (part,) in session.db.run("parts_of", (query, batch))]
+            brought = staging.parts_of(session, query, batch)
         self.drop_parts(brought)
         return published
 
@@ -529,14 +532,7 @@ class SqlStore(ABC):
 
     def handlers(self) -> tuple[HandlerRecord, ...]:
         with self._read() as session:
-            now, rows = from_micros(session.now), session.db.run("handlers")
-        gone = {row[6]: self._is_gone(row[6], now - from_micros(row[7])) for row in rows}
-        return tuple(
-            HandlerRecord(
-                identity, name, subscription, pattern, split_tags(tags), worker, owner, from_micros(seen), gone[owner]
-            )
-            for identity, name, subscription, pattern, tags, worker, owner, seen in rows
-        )
+            return registry.handlers(session, self._is_gone)
 
     def change_breaker(self, name: str, change: Callable[[BreakerState], BreakerState | None]) -> BreakerState:
         before, state = self._write(lambda session: registry.change_breaker(session, name, change))
@@ -545,22 +541,13 @@ class SqlStore(ABC):
         return state
 
     def tidy(self) -> int:
-
-        def clean(session: Session) -> int:
-            before = session.now - DEDUP_WINDOW // timedelta(microseconds=1)
-            removed = session.db.count("drop_old_uids", (before, TIDY_UIDS))
-            if session.db.value("count_kinds") > SPARE_KINDS and session.db.run("lock_kinds"):
-                removed += session.db.count("drop_unused_kinds")
-                bump(session)
-            return removed + staging.tidied(session)
-
         with self._read() as session:
             now = from_micros(session.now)
         for each in self.handlers():
             if each.gone and (self.is_dead(each.owner) or abs(now - each.seen_at) > HANDLER_MEMORY):
                 self.forget_handlers(each.owner)
         self._liveness.sweep(self._named)
-        return self._write(clean)
+        return self._write(lambda session: registry.drop_old(session) + staging.tidied(session))
 
     # ── after a restore ──────────────────────────────────────────────────────────────────────────────────────────
 

@@ -1,6 +1,8 @@
 """What processes share beside events: handlers, breakers, tokens, and the uids that producers supplied."""
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Final
 
 import orjson
 
@@ -8,8 +10,12 @@ from postbus.breaker import BreakerState
 from postbus.clock import from_micros, to_micros
 from postbus.errors import NotFound
 from postbus.model import HandlerRecord, Token
-from postbus.store.records import moment
-from postbus.store.session import Session
+from postbus.store.records import moment, split_tags
+from postbus.store.session import Session, bump
+
+DEDUP_WINDOW: Final = timedelta(days=7)
+TIDY_UIDS: Final = 100_000
+SPARE_KINDS: Final = 10_000
 
 
 def register_handlers(session: Session, handlers: Sequence[HandlerRecord]) -> None:
@@ -28,6 +34,18 @@ def forget_handlers(session: Session, owner: str, ids: Sequence[str] | None = No
         session.db.run("forget_owner", (owner,))
     else:
         session.db.many("forget_handler", [(owner, each) for each in ids])
+
+
+def handlers(session: Session, is_gone: Callable[[str, timedelta], bool]) -> tuple[HandlerRecord, ...]:
+    """Return what processes have registered; `is_gone` judges a process by its nonce and the age of its last report."""
+    now, rows = from_micros(session.now), session.db.run("handlers")
+    gone = {owner: is_gone(owner, now - from_micros(seen)) for *_, owner, seen in rows}
+    return tuple(
+        HandlerRecord(
+            identity, name, subscription, pattern, split_tags(tags), worker, owner, from_micros(seen), gone[owner]
+        )
+        for identity, name, subscription, pattern, tags, worker, owner, seen in rows
+    )
 
 
 def breaker(session: Session, name: str) -> BreakerState:
@@ -79,3 +97,13 @@ def revoke_token(session: Session, identity: str) -> None:
 def known_uids(session: Session, uids: Sequence[str]) -> set[str]:
     """Return which of these uids stand for an event already."""
     return {row[0] for row in session.db.run("known_uids", (orjson.dumps(uids).decode(),))}
+
+
+def drop_old(session: Session) -> int:
+    """Forget some uids that are old enough, and the kinds that no delivery has once there are too many."""
+    before = session.now - DEDUP_WINDOW // timedelta(microseconds=1)
+    removed = session.db.count("drop_old_uids", (before, TIDY_UIDS))
+    if session.db.value("count_kinds") > SPARE_KINDS and session.db.run("lock_kinds"):
+        removed += session.db.count("drop_unused_kinds")
+        bump(session)
+    return removed

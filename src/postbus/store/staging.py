@@ -1,29 +1,14 @@
-"""Staging: what the tasks of a Spark job bring is laid by, and published by the job, all of it or nothing."""
+"""Staging: what the tasks of a Spark job bring is staged in parts, and published by the job, all of it or nothing."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Final, Protocol
+from typing import Final
 
 from postbus.clock import to_micros
 from postbus.errors import Conflict
 from postbus.payload import Draft
 from postbus.store.records import due_micros, moment, split_tags
-from postbus.store.session import Database, Row
-
-
-class At(Protocol):
-    """A transaction, and its moment."""
-
-    @property
-    def db(self) -> Database:
-        """The connection."""
-        ...
-
-    @property
-    def now(self) -> int:
-        """The moment, in microseconds since 1970."""
-        ...
-
+from postbus.store.session import Row, Session
 
 LEFTOVER: Final = timedelta(days=1)
 """How long what was never published is kept: no task runs longer."""
@@ -34,24 +19,40 @@ FEW: Final = 20
 _MICROS: Final = timedelta(microseconds=1)
 
 
-def begin_part(session: At, query: str, batch: int) -> int:
+def begin_part(session: Session, query: str, batch: int) -> int:
     """Open a part of a batch, and return its number, which is never used again."""
     return session.db.value("add_part", (query, batch, session.now))
 
 
-def stage(session: At, part: int, first: int, drafts: Sequence[Draft]) -> None:
-    """Lay events by in a part."""
-    require_part(session, part)
+def stage(session: Session, part: int, first: int, drafts: Sequence[Draft]) -> None:
+    """Stage events in a part."""
+    if not session.db.run("part", (part,)):
+        raise Conflict(f"part {part} was dropped: its batch is over")
     session.db.many("stage", [staged_row(part, position, draft) for position, draft in enumerate(drafts, first)])
 
 
-def sunk_before(session: At, query: str, batch: int, brought: int) -> bool:
-    """Note in this transaction that a batch is published; return whether it had been before."""
-    return not session.db.run("add_sunk", (query, batch, brought, session.now))
+def publish_parts(
+    session: Session,
+    query: str,
+    batch: int,
+    parts: Mapping[int, int],
+    publish_part: Callable[[Session, int, int], int],
+) -> int | None:
+    """Publish parts of a batch by `publish_part`; return how many events are new, None if it was published before."""
+    if not session.db.run("add_sunk", (query, batch, sum(parts.values()), session.now)):
+        return None
+    if lost := parts.keys() - set(parts_of(session, query, batch)):
+        raise Conflict(f"batch {batch} of {query}: {len(lost)} of its {len(parts)} parts were dropped")
+    return sum(publish_part(session, part, rows) for part, rows in parts.items())
+
+
+def parts_of(session: Session, query: str, batch: int) -> Sequence[int]:
+    """Return the parts of a batch that are there."""
+    return [part for (part,) in session.db.run("parts_of", (query, batch))]
 
 
 def staged_row(part: int, position: int, draft: Draft) -> Row:
-    """Return an event as it is laid by."""
+    """Return an event as it is staged."""
     return (
         part,
         position,
@@ -72,17 +73,11 @@ def staged_row(part: int, position: int, draft: Draft) -> Row:
 
 
 def draft_from_row(row: Row) -> Draft:
-    """Return an event that was laid by, without what its payload reads back as: nobody asks for that."""
+    """Return an event that was staged, without what its payload reads back as: nobody asks for that."""
     uid, kind, payload, value, chosen, tags, key, title, description, metadata, delay, at, *rest = row
     wait = None if delay is None else timedelta(microseconds=delay)
     texts = (split_tags(tags), key, title, description, metadata)
     return Draft(uid, kind, payload, value, bool(chosen), *texts, wait, moment(at), *rest)
-
-
-def require_part(session: At, part: int) -> None:
-    """Raise Conflict for a part that was dropped."""
-    if not session.db.run("part", (part,)):
-        raise Conflict(f"part {part} was dropped: its batch is over")
 
 
 def require_all(part: int, found: int, wanted: int) -> None:
@@ -93,7 +88,7 @@ def require_all(part: int, found: int, wanted: int) -> None:
         )
 
 
-def drop_some(session: At, parts: Sequence[int]) -> int:
+def drop_some(session: Session, parts: Sequence[int]) -> int:
     """Drop some rows of these parts, and a part when none of its are left; return how many rows there were."""
     removed = 0
     for part in parts:
@@ -104,7 +99,7 @@ def drop_some(session: At, parts: Sequence[int]) -> int:
     return removed
 
 
-def tidied(session: At) -> int:
+def tidied(session: Session) -> int:
     """Drop some of what dead jobs left, and forget batches published long ago; return how many rows there were."""
     old = session.db.run("old_parts", (session.now - LEFTOVER // _MICROS, FEW))
     removed = drop_some(session, [part for (part,) in old])

@@ -19,7 +19,7 @@ import apsw
 from postbus.bus import EventBus
 from postbus.errors import LeaseLost, NotFound, StoreUnavailable, UnsafeStore
 from postbus.model import Delivery, NewEvent
-from postbus.store import open_store
+from postbus.store import log_of, open_store
 from postbus.torture import checker, powerloss
 from postbus.torture.checker import Journal, Verdict
 from postbus.torture.cluster import Cluster, query
@@ -145,7 +145,7 @@ def _after_flip(path: Path, told: dict[int, str]) -> Iterator[Verdict]:
         bus = EventBus(f"sqlite:///{path}")
         try:
             wrong = list(_wrong(bus, told))
-            if wrong and all(finding.ok for finding in bus.store.inspect(deep=True)):
+            if wrong and all(finding.ok for finding in log_of(bus.store).inspect(deep=True)):
                 yield from wrong
             later = bus.publish("trial.1", {"later": 1})
             if bus.get(later.id).payload != {"later": 1}:
@@ -352,7 +352,7 @@ def _restore(
         given = [event_id for turn in range(10) for event_id, _ in _acknowledged(bus, f"after{turn}", chance)]
         epochs = [each.epoch for each in bus.poll_many(3)]
     with _opened(again) as bus:
-        bus.store.restore_mark("torture")
+        log_of(bus.store).restore_mark("torture")
         yield from _in_the_restored(bus, known, held, given, epochs)
 
 

@@ -1,20 +1,22 @@
 """Claim deliveries, and finish what simply worked: each is one call of a function of the database."""
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import lru_cache
 from typing import Any, Final
 from uuid import uuid4
 
 import orjson
+import psycopg
 
 from postbus.model import Done, Lease
 from postbus.pattern import Interest
 from postbus.retry import RetryPolicy
 from postbus.store.audit import PLACE_BITS
-from postbus.store.contract import Claim, Settled, Settlement
-from postbus.store.leases import Taken, Won, settle
+from postbus.store.contract import Claim, Settlement
+from postbus.store.leases import Taken, Won, block_from_row, release
 from postbus.store.postgres.connection import Database
 from postbus.store.records import moment
 from postbus.store.session import Row, Session
@@ -24,6 +26,7 @@ MOST: Final = 1_000
 SMALL_CLAIM: Final = 64
 ANSWER_BYTES: Final = 65_536
 """How much of events comes along with a claim. An answer that fills the socket's buffer keeps the cursor locked."""
+NO_SUBSCRIPTION: Final = "PB005"
 FLOOR_AGE: Final = 1.0
 MAX_FLOORS: Final = 1_000
 MICROSECOND: Final = timedelta(microseconds=1)
@@ -53,10 +56,53 @@ class Floors:
             return
         if len(self._floors) > MAX_FLOORS:
             self._floors.clear()
-        since = self._floors[key][2] if key in self._floors else time.monotonic()
-        if time.monotonic() - since >= FLOOR_AGE:
-            since = time.monotonic()
-        self._floors[key] = due_at, event_id, since
+        now = time.monotonic()
+        *_, since = self._floors.get(key, (0, 0, now))
+        self._floors[key] = due_at, event_id, since if now - since < FLOOR_AGE else now
+
+
+class Claimer:
+    """Claims for several callers at once, each on a subscription by its number."""
+
+    def __init__(self, db: Database, on_lost: Callable[[str], None]) -> None:
+        """Take charge of a connection. `on_lost` is called with the id of a claim that nobody got."""
+        self._db = db
+        self._on_lost = on_lost
+        self._floors = Floors()
+
+    def claim(self, batches: Sequence[Sequence[Claim]]) -> list[list[Won]]:
+        """Claim in one transaction; whoever has to wait for a cursor, in one of its own."""
+        claims = [each for batch in batches for each in batch]
+        token, tried = uuid4().hex, list[Won | None]()
+        try:
+            tried = self._try(claims, token)
+            wons = iter([won or self._wait(each, token) for won, each in zip(tried, claims, strict=True)])
+        except psycopg.Error:
+            if self._db.lost or any(tried):
+                self._on_lost(token)
+            raise
+        return [[next(wons) for _ in batch] for batch in batches]
+
+    def _try(self, claims: Sequence[Claim], token: str, *, wait: bool = False) -> list[Won | None]:
+        try:
+            return self._try_by_number(claims, token, wait=wait)
+        except psycopg.Error as error:
+            if error.sqlstate != NO_SUBSCRIPTION:
+                raise
+        self._db.catalog.forget()  # one was deleted, and perhaps made anew
+        return self._try_by_number(claims, token, wait=wait)
+
+    def _try_by_number(self, claims: Sequence[Claim], token: str, *, wait: bool) -> list[Won | None]:
+        self._db.learn(each.subscription for each in claims)
+        numbered = [(self._db.catalog.number(each.subscription), each) for each in claims]
+        with self._db.alone():
+            return claim(self._db, self._floors, numbered, token, wait=wait)
+
+    def _wait(self, asked: Claim, token: str) -> Won:
+        while True:
+            (won,) = self._try([asked], token, wait=True)
+            if won is not None:
+                return won
 
 
 def claim(
@@ -64,7 +110,8 @@ def claim(
 ) -> list[Won | None]:
     """Lease what claims may have, each on a subscription by its number, one after the other.
 
-    None in the place of one that found somebody else passing the log: ask again with `wait`, in a transaction alone.
+    By `token`, an id of their own, they give back what they may have been given. None in the place of one that found
+    somebody else passing the log: ask again with `wait`, in a transaction alone.
     """
     keys = [(number, each.interests, each.blocked) for number, each in claims]
     size = ANSWER_BYTES // len(claims)
@@ -101,7 +148,6 @@ def _arguments(number: int, asked: Claim, size: int) -> tuple[Any, ...]:
         _interests(asked.interests),
         _interests(asked.blocked),
         limit,
-        limit if asked.free is None else asked.free,
         asked.shared,
         asked.lease // MICROSECOND,
         asked.policy.attempts,
@@ -110,11 +156,6 @@ def _arguments(number: int, asked: Claim, size: int) -> tuple[Any, ...]:
         asked.alone,
         size if limit <= SMALL_CLAIM else 0,
     )
-
-
-def new_token() -> str:
-    """Return an id for a claim, by which it gives back what it may have been given."""
-    return uuid4().hex
 
 
 @lru_cache
@@ -152,27 +193,34 @@ def _rows(events: str | None) -> Mapping[int, Row]:
     return {} if events is None else {row[0]: (*row, None) for row in orjson.loads(events)}
 
 
+def give_back(session: Session, token: str) -> None:
+    """Hand back what a claim was given that nobody got."""
+    blocks = [block_from_row(row) for row in session.db.run("blocks_of_token", (token,))]
+    leases = [lease for block in blocks for lease in block.leases(session.catalog.name(block.subscription))]
+    release(session, leases, blocks[0].worker_id if blocks else "", timedelta(0))
+
+
 # ── finish ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def is_plain(told: Settlement) -> bool:
-    """Return whether a settlement tells of nothing but success."""
-    return isinstance(told.outcome, Done) and told.status_code is None
-
-
-def finish(db: Database, numbers: Mapping[str, int], told: Sequence[Settlement]) -> set[Lease]:
-    """Record successes, no two of one lease, by one statement a worker; return those that the fence let through."""
+def finish(db: Database, told: Sequence[Settlement]) -> set[Lease]:
+    """Record what simply worked, by one statement a worker; return what the fence let through, and leave the rest."""
+    number = db.catalog.known_number
+    times = Counter(each.lease[:2] for each in told)
+    plain = [
+        each
+        for each in told
+        if is_plain(each) and times[each.lease[:2]] == 1 and number(each.lease.subscription) is not None
+    ]
     finished: set[Lease] = set()
-    for worker in sorted({each.worker_id for each in told}):
-        some = [each for each in told if each.worker_id == worker and each.lease.subscription in numbers]
-        if not some:
-            continue
+    for worker in sorted({each.worker_id for each in plain}):
+        some = [each for each in plain if each.worker_id == worker]
         ((unfit,),) = db.run_plain(
             "finish",
             (
                 _array(each.lease.epoch for each in some),
                 _array(each.lease.event_id for each in some),
-                _array(numbers[each.lease.subscription] for each in some),
+                _array(number(each.lease.subscription) for each in some),
                 _array("NULL" if each.execution_time_ms is None else each.execution_time_ms for each in some),
                 worker,
             ),
@@ -182,14 +230,11 @@ def finish(db: Database, numbers: Mapping[str, int], told: Sequence[Settlement])
     return finished
 
 
-def settle_in(session: Session, db: Database, told: Settlement) -> Settled:
-    """Record an outcome in the caller's transaction."""
-    number = session.catalog.known_number(told.lease.subscription)
-    if is_plain(told) and number is not None and finish(db, {told.lease.subscription: number}, [told]):
-        return Settled.APPLIED
-    return settle(session, [told])[0]
+def is_plain(told: Settlement) -> bool:
+    """Return whether a settlement tells of nothing but success."""
+    return isinstance(told.outcome, Done) and told.status_code is None
 
 
-def _array(values: Iterable[float | str]) -> str:
+def _array(values: Iterable[object]) -> str:
     """Return values as the text of an SQL array: of a list, psycopg would choose the narrowest type that holds it."""
     return f"{{{','.join(map(str, values))}}}"

@@ -18,8 +18,9 @@ from psycopg.conninfo import make_conninfo
 from postbus.errors import PostbusError, StoreUnavailable
 from postbus.store.contract import PAGE_BYTES
 from postbus.store.extract import to_batch
-from postbus.store.postgres import connection as limits
-from postbus.store.postgres.connection import PATH, Address, put_schema
+from postbus.store.postgres import address as limits
+from postbus.store.postgres.address import PATH, Address
+from postbus.store.postgres.connection import put_schema
 
 BATCH: Final = "adbc.postgresql.batch_size_hint_bytes"
 CASTS: Final = {"priority": "priority::integer"}

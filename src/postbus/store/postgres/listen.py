@@ -16,7 +16,8 @@ import psycopg
 
 from postbus.errors import StoreUnavailable
 from postbus.loop import Loop
-from postbus.store.postgres.connection import Address, Database, translated
+from postbus.store.postgres.address import Address, translated
+from postbus.store.postgres.connection import Database
 from postbus.store.session import Row
 
 APART: Final = 0.01
@@ -147,20 +148,13 @@ class Notifier:
             self._next = max(self._next, now) + APART
             return True
 
-    def tell(self, on: Database | None = None) -> None:
-        """Have the others look; say so `on` a connection that has just been used, if there is one.
-
-        Its process in the server is awake then. Waking another one takes longer than the notice itself.
-        """
+    def tell(self) -> None:
+        """Have the others look."""
         if not self.turn():
             self.tell_soon()
             return
-        with suppress(psycopg.Error, StoreUnavailable):  # they poll, too
-            if on is not None:
-                on.ready().run("notify")
-                return
-            with self._busy:
-                self._notify()
+        with suppress(psycopg.Error, StoreUnavailable), self._busy:  # they poll, too
+            self._notify()
 
     def _notify(self) -> None:
         try:

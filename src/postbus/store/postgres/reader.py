@@ -19,7 +19,8 @@ from postbus.errors import EventBusShutdownError
 from postbus.pattern import Interest
 from postbus.store.contract import PAGE_BYTES, Ahead
 from postbus.store.followers import ahead_of
-from postbus.store.postgres.connection import Address, Database, Sent, translated
+from postbus.store.postgres.address import Address, translated
+from postbus.store.postgres.connection import Database, Sent
 from postbus.store.records import decoding
 from postbus.store.session import Row
 
@@ -43,7 +44,7 @@ class _Page(NamedTuple):
 
 
 class PostgresReader:
-    """A `Reader` with a connection of its own, made when something is read; see `Store.reader`.
+    """A `Reader` with a connection of its own, made when something is read; see `Log.reader`.
 
     Reading and waiting are for one thread. Another may `attend` to it meanwhile, `wake` or `close` it.
     """
@@ -114,11 +115,11 @@ class PostgresReader:
         if coming is not None or brisk:
             page = coming or self._ask(after, limit, now)
             page.sent.wait()
-            count, last = page.sent.extent()
-            if page[:2] == (after, limit) and now - page.at <= STALE and count:
-                if brisk and count == limit:
-                    self._coming = self._ask(last, limit, now)
-                return page.sent.rows()
+            rows = page.sent.rows()
+            if page[:2] == (after, limit) and now - page.at <= STALE and rows:
+                if brisk and len(rows) == limit:
+                    self._coming = self._ask(rows[-1][0], limit, now)
+                return rows
         rows = self._db.run_at_once((QUICK, (after, limit, PAGE_BYTES)))
         missing = rows and rows[-1][0] != after + len(rows)  # and may be about to come
         return self._db.run_at_once((QUERY, (after, limit, PAGE_BYTES))) if missing else rows

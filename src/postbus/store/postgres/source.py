@@ -9,7 +9,7 @@ import psycopg
 from psycopg import sql
 
 from postbus.errors import InvalidRequest
-from postbus.store.postgres.connection import Address, translate
+from postbus.store.postgres.address import Address, translate
 from postbus.store.source import Columns, SourceRow, split_name
 
 FETCH: Final = 1_000

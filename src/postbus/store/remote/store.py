@@ -1,11 +1,10 @@
-"""RemoteStore: the contract, as far as a postbus server offers it over HTTP.
+"""RemoteStore: a queue behind a postbus server, over HTTP.
 
 A publisher's token needs the scope publish; a worker's work and read; an operator's read and admin. A handler whose
 subscription does not exist yet needs admin too, to make it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeVar
@@ -40,10 +39,19 @@ from postbus.model import (
 from postbus.pattern import Interest
 from postbus.payload import Draft
 from postbus.retry import RetryPolicy
-from postbus.store.contract import Claim, Claimed, DeadFilter, Rewound, Settled, Settlement, Watch, Work
+from postbus.store.contract import (
+    Claim,
+    Claimed,
+    DeadFilter,
+    Rewound,
+    Settled,
+    Settlement,
+    Watch,
+    Work,
+    needs_database,
+)
 from postbus.store.remote import shapes
 from postbus.store.remote.link import Link
-from postbus.store.remote.refusing import DatabaseOnly, needs_database
 from postbus.store.remote.watch import Waker
 
 T = TypeVar("T")
@@ -57,11 +65,8 @@ NAMES: Final = TypeAdapter(list[str])
 ANSWER: Final = TypeAdapter(dict[str, bool])
 
 
-class RemoteStore(DatabaseOnly):
-    """A store behind a server. Every lease it takes ends by time alone: no server knows whether its worker lives."""
-
-    served = True
-    remote = True
+class RemoteStore:
+    """A `Queue` behind a server. Every lease it takes ends by time alone: no server knows whether its worker lives."""
 
     def __init__(self, url: str, token: str | None = None) -> None:
         """Ask the server at a URL, with a token if it wants one; nothing is asked yet."""
@@ -114,10 +119,6 @@ class RemoteStore(DatabaseOnly):
             found.update(self._post(NAMES, "/store/known", {"uids": list(part)}))
         return found
 
-    def is_async(self, connection: Any) -> bool:
-        del connection
-        return False
-
     # ── the lease verbs ──────────────────────────────────────────────────────────────────────────────────────────
 
     def claim(self, claim: Claim) -> Claimed:
@@ -132,9 +133,6 @@ class RemoteStore(DatabaseOnly):
             "alone": claim.alone,
         }
         return self._post(shapes.CLAIMED, "/events/claim", body, again=False)
-
-    def claim_all(self, claims: Sequence[Claim]) -> list[Claimed]:
-        return [self.claim(each) for each in claims]
 
     def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
         results: list[Settled] = []
@@ -172,17 +170,6 @@ class RemoteStore(DatabaseOnly):
 
     def owners(self) -> set[str]:
         return set(self._get(NAMES, "/store/owners"))
-
-    def mark_alive(self, owner: str) -> AbstractContextManager[None]:
-        del owner  # its leases are the server's to end, by time
-        return nullcontext()
-
-    def is_dead(self, owner: str) -> bool:
-        del owner
-        return False
-
-    def tidy(self) -> int:
-        return 0  # the server does, by itself
 
     def _count(self, path: str, body: Mapping[str, Any], *, long: bool = False) -> int:
         """Return how many a change concerned; not repeated, since a second time it would be none."""

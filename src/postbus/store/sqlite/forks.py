@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from postbus.store.sqlite.connection import Database
     from postbus.store.sqlite.store import SqliteStore
 
-STORES: "Final[WeakValueDictionary[int, SqliteStore]]" = WeakValueDictionary()
-OPEN: "Final[WeakSet[Database]]" = WeakSet()
+STORES: Final["WeakValueDictionary[int, SqliteStore]"] = WeakValueDictionary()
+OPEN: Final["WeakSet[Database]"] = WeakSet()
 """The connections that this process has opened."""
 INHERITED: Final[set[wal_index.File]] = set()
 """The files that the parent had open when this process was forked."""

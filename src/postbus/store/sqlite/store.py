@@ -60,7 +60,7 @@ Asked = tuple[str, tuple[Interest, ...], tuple[Interest, ...]]
 
 
 class SqliteStore(SqlStore):
-    """A `Store` in a file that postbus alone opens. Safe to use from many threads, and from many processes."""
+    """A `Log` in a file that postbus alone opens. Safe to use from many threads, and from many processes."""
 
     def __init__(self, path: Path, clock: Clock, *, auto_migrate: bool = True) -> None:
         """Open the file, making and migrating it if allowed; raise UnsafeStore, SchemaMismatch, StoreUnavailable."""
