@@ -39,7 +39,7 @@ class Bug:
 BUGS = (
     Bug(
         "no-epoch-check",
-        "store/leases.py",
+        "store/deliveries.py",
         "return place < len(self.ids) and self.ids[place] == event_id and not self.done >> place & 1",
         "return event_id in self.ids",
         "tests/contract/test_blocks.py -k sqlite",
@@ -209,8 +209,9 @@ BUGS = (
     Bug(
         "reset-keeps-the-epoch",
         "store/leases.py",
-        "row_of(session, held, now)._replace(alone=held.alone)",
-        "row_of(session, held, now)._replace(alone=held.alone, epoch=held.epoch)",
+        "    changes.replace(held, pending_row(session, held.row, session.now)._replace(alone=held.row.alone))",
+        "    row = pending_row(session, held.row, session.now)._replace(alone=held.row.alone, epoch=held.epoch)\n"
+        "    changes.replace(held, row)",
         "tests/contract/test_reset_expire.py -k sqlite",
         "After a reset, who held it before may still settle it",
     ),
@@ -225,8 +226,8 @@ BUGS = (
     Bug(
         "attempts-without-end",
         "store/leases.py",
-        "        outcome = decide(own, error, each.attempt, each.max_retries,",
-        "        outcome = decide(own, error, each.attempt - 2, each.max_retries,",
+        "    outcome = decide(own, error, row.attempt, row.max_retries,",
+        "    outcome = decide(own, error, row.attempt - 2, row.max_retries,",
         "crashing-event sqlite 1",
         "Attempts that ended their worker are not all counted",
     ),
@@ -320,7 +321,7 @@ BUGS = (
     ),
     Bug(
         "finished-and-kept",
-        "store/leases.py",
+        "store/deliveries.py",
         '            db.run("drop_blocks", (json_array(gone),))',
         "            pass",
         "calm sqlite 1",
@@ -329,8 +330,8 @@ BUGS = (
     Bug(
         "pruned-and-kept",
         "store/retention.py",
-        'removed = session.db.count("prune_events", (after, reached, json_array(sorted(live)))) if ids else 0',
-        'removed = session.db.count("prune_events", (after, after, json_array(sorted(live)))) if ids else 0',
+        'removed = session.db.count("prune_events", (after, part.reached, kept))',
+        'removed = session.db.count("prune_events", (after, after, kept))',
         "tests/contract/test_prune.py -k sqlite",
         "What was archived is no longer read, and stays in the tables all the same",
     ),
@@ -578,8 +579,8 @@ BUGS = (
     Bug(
         "retries-counted-twice",
         "store/leases.py",
-        "row = row_of(session, held, None)._replace(state=State.DEAD,",
-        "row = row_of(session, held, None, held.retry_count + 1)._replace(state=State.DEAD,",
+        "            changes.replace(held, dead._replace(died_at=now, errors=errors))",
+        "            changes.replace(held, dead._replace(died_at=now, errors=errors, retry_count=row.retry_count + 1))",
         "tests/contract/test_settle.py -k retry_count_counts and sqlite",
         "The last failure of a dead letter counts as a retry",
     ),

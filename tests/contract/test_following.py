@@ -171,7 +171,7 @@ def test_position_and_dead_letter_are_one_transaction(
     def fail(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("postbus.store.followers._park", fail)
+    monkeypatch.setattr("postbus.store.deliveries.add_entries", fail)
     with pytest.raises(ZeroDivisionError):
         op.store.move(step(first, events[3], buried=[burial(events[1]), burial(events[3])]))
     assert stand(op.store).position == 0

@@ -1,6 +1,6 @@
 """Bugs to plant on purpose, in a child or a test: the crash tests are worth something only if they notice each."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import apsw
@@ -10,7 +10,8 @@ from postbus.model import Done, Lease
 from postbus.observe import probe
 from postbus.store import leases
 from postbus.store.contract import Settlement
-from postbus.store.leases import Block, Held, find_lease, load_held
+from postbus.store.deliveries import Held, load_held
+from postbus.store.leases import find_lease
 from postbus.store.postgres import append, claim
 from postbus.store.postgres.connection import Database as PostgresDatabase
 from postbus.store.session import Session
@@ -18,21 +19,19 @@ from postbus.store.sqlite.connection import Database
 
 __all__ = ["PLANTS", "ForgetfulConnection"]
 
-Found = tuple[dict[Lease, Held], dict[int, Block]]
-
 
 def no_epoch_check() -> None:
     """Let any epoch settle a delivery, as if it were the one that holds it."""
     honest = leases.find_held
 
-    def find_held(session: Session, asked: Sequence[Lease]) -> Found:
-        found, blocks = honest(session, asked)
+    def find_held(session: Session, asked: Iterable[Lease]) -> dict[Lease, Held]:
+        asked = list(asked)
+        found = honest(session, asked)
         for lease in asked:
             number = session.catalog.known_number(lease.subscription)
             if lease not in found and number is not None and (place := find_lease(session, number, lease.event_id)):
                 (found[lease],) = load_held(session, [place])
-                blocks[place[0].number] = place[0]
-        return found, blocks
+        return found
 
     leases.find_held = find_held
     claim.is_plain = lambda _: False  # what simply worked is fenced by a function of the database: past that

@@ -9,7 +9,7 @@ from postbus.model import Mode, Stats, Status, SubscriptionStats
 from postbus.pattern import Interest
 from postbus.store.catalog import Selection
 from postbus.store.contract import Work
-from postbus.store.leases import block_from_row
+from postbus.store.deliveries import block_from_row
 from postbus.store.records import json_array, split_tags
 from postbus.store.session import Row, Session
 

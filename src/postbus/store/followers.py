@@ -17,7 +17,9 @@ from postbus.model import (
     Action,
     AttemptError,
     Checkpoint,
+    Dead,
     Event,
+    Lease,
     Mode,
     Span,
     State,
@@ -26,17 +28,15 @@ from postbus.model import (
 )
 from postbus.pattern import Interest
 from postbus.store.audit import PLACE_BITS, Entry, add_entries
-from postbus.store.catalog import Kind, kind_of
-from postbus.store.contract import PAGE_BYTES, Activity, Ahead, Burial, Lead, Rewound, Step
-from postbus.store.leases import Delivery, hold
+from postbus.store.catalog import kind_of
+from postbus.store.contract import PAGE_BYTES, Activity, Ahead, Burial, Lead, Rewound, Settlement, Step
+from postbus.store.deliveries import Changes, DeliveryRow, Held, delivery_rows, end_entry, entry_of, hold
 from postbus.store.records import encode_errors, followed_events, json_array
 from postbus.store.session import Row, Session, bump
 from postbus.store.unfinished import (
     MOST_COUNTED,
-    count_waiting,
-    count_wanted,
+    count_ahead,
     discard_all,
-    end_leases,
     leased_after,
     told_count,
 )
@@ -346,67 +346,50 @@ def move(session: Session, step: Step) -> None:
     """Move past events that are done, dead or parked; raise LeaseLost if another reads by now."""
     if not session.db.count("move_lead", (step.position, session.now, step.subscription, step.epoch)):
         raise deposed(step.subscription)
-    number = session.catalog.number(step.subscription)
-    for each in step.buried:
-        _bury(session, step, number, each)
-    _park(session, step, number)
-    left = [*(each.event for each in step.buried), *step.parked]
-    session.catalog.require_kinds(session.db, {_kind(each) for each in left})
+    number, changes = session.catalog.number(step.subscription), Changes()
+    ids = [*(each.event.id for each in step.buried), *(each.id for each in step.parked)]
+    # A move is made again if its answer was lost. Nothing that is there by then is written over: it may be leased.
+    known = {row.event_id for row in delivery_rows(session, number, ids)}
+    for burial in step.buried:
+        if burial.event.id not in known:
+            _bury(session, changes, step, burial)
+    for event in step.parked:
+        if event.id not in known:
+            _park(session, changes, step, event)
+    changes.write(session)
 
 
-def _kind(event: Event) -> Kind:
-    return kind_of(event.type, ",".join(event.tags))
-
-
-def _bury(session: Session, step: Step, number: int, burial: Burial) -> None:
+def _bury(session: Session, changes: Changes, step: Step, burial: Burial) -> None:
     event, now = burial.event, session.now
     failures = [*map(unquoted, burial.errors)] if erased(session, [event.id]) else burial.errors
-    kind, created, errors = _kind(event), to_micros(event.created_at), encode_errors(failures)
-    row = _left(session, number, event, State.DEAD)._replace(
-        attempt=len(failures),
-        retry_count=len(failures) - 1,
-        worker_id=step.worker_id,
-        claimed_at=now,
-        died_at=now,
-        errors=errors,
-    )
-    if not session.db.many("add_delivery", [row]):  # a move that is made again, since its answer was lost
-        return
-    told = [
-        Entry(
-            event.id, number, Action.FAILED, now, Status.PENDING, attempt, step.epoch, step.worker_id,
-            error_type=each.type, error_message=each.message,
-        )
-        for attempt, each in enumerate(failures, 1)
-    ]  # fmt: skip
-    told[-1] = told[-1]._replace(
-        status=Status.FAILED,
-        execution_time_ms=burial.execution_time_ms,
-        type=kind.type,
-        tags=kind.tags,
-        priority=event.priority,
-        event_created_at=created,
-        ready_at=created,
-        claimed_at=now,
-        retry_count=len(failures) - 1,
-        errors=errors,
-    )
-    add_entries(session, told)
-
-
-def _park(session: Session, step: Step, number: int) -> None:
-    parked = session.db.many("add_delivery", [_left(session, number, each, State.PARKED) for each in step.parked])
-    told = (number, Action.PARKED, session.now, Status.PENDING, 0, step.epoch, step.worker_id)
-    add_entries(session, [Entry(event_id, *told) for (event_id,) in parked])
-
-
-def _left(session: Session, number: int, event: Event, state: State) -> Delivery:
-    """Return the row of an event that a follower moves past without having done it."""
-    created = to_micros(event.created_at)
-    return Delivery(
-        number, event.id, state, _kind(event).id, event.priority, None, created, 0, 0, 0, event.max_retries, None,
-        None, None, created, session.now, None, None, None, 0,
+    errors, count = encode_errors(failures), len(failures)
+    parked = _left(session, step, event)
+    row = parked.row._replace(
+        state=State.DEAD, attempt=count, retry_count=count - 1, worker_id=step.worker_id, claimed_at=now,
+        died_at=now, errors=errors,
     )  # fmt: skip
+    dead = parked._replace(row=row)
+    changes.replace(dead, row._replace(epoch=None))
+    for attempt, error in enumerate(failures[:-1], 1):
+        tried = dead._replace(row=row._replace(attempt=attempt))
+        changes.entries.append(entry_of(session, tried, Action.FAILED, step.worker_id, error))
+    lease = Lease(event.id, step.subscription, step.epoch)
+    told = Settlement(lease, Dead(failures[-1]), step.worker_id, None, burial.execution_time_ms)
+    changes.entries.append(end_entry(session, told, dead, errors))
+
+
+def _park(session: Session, changes: Changes, step: Step, event: Event) -> None:
+    parked = _left(session, step, event)
+    changes.replace(parked, parked.row._replace(epoch=None))
+    changes.entries.append(entry_of(session, parked, Action.PARKED, step.worker_id))
+
+
+def _left(session: Session, step: Step, event: Event) -> Held:
+    """Return an event that a follower moves past without having done it, under the epoch that its entries name."""
+    created, kind = to_micros(event.created_at), kind_of(event.type, ",".join(event.tags))
+    number = session.catalog.number(step.subscription)
+    row = DeliveryRow(number, event.id, State.PARKED, kind.id, event.priority, created, created, session.now)
+    return Held(row._replace(max_retries=event.max_retries, epoch=step.epoch), kind)
 
 
 def standing(session: Session, name: str) -> list[tuple[int, str | None, State]]:
@@ -441,14 +424,10 @@ def unquoted(error: AttemptError) -> AttemptError:
 def rewinding(session: Session, name: str, to: int | datetime | str) -> Rewound:
     """Return what a rewind would lead to; raise InvalidRequest if it is refused."""
     goal = _position(session, to)
-    stood = _check_rewind(session, name, goal)
-    number = session.catalog.number(name)
-    if session.catalog.subscription(name).mode is Mode.ORDERED:
-        behind = sum(event_id > goal for event_id, *_ in standing(session, name))
-        again, skipped = count_wanted(session, name, goal, stood), count_wanted(session, name, stood, goal)
-        return Rewound(goal, again, behind, skipped, before=stood)
+    stood, number = _check_rewind(session, name, goal), session.catalog.number(name)
     behind = session.db.value("count_unleased", (number, goal)) + len(leased_after(session, number, goal))
-    return Rewound(goal, count_waiting(session, name, goal, stood), behind, before=stood)
+    again, skipped = count_ahead(session, name, goal, stood), count_ahead(session, name, stood, goal)
+    return Rewound(goal, again, behind, skipped, before=stood)
 
 
 def _position(session: Session, to: int | datetime | str) -> int:
@@ -482,32 +461,28 @@ def _check_rewind(session: Session, name: str, goal: int) -> int:
 
 
 def rewind(session: Session, name: str, goal: int, actor: str) -> int:
-    """Have a subscription go on after another position; return how many deliveries behind it were discarded."""
-    hold(session, "hold_alone", name, goal)
-    if session.catalog.subscription(name).mode is Mode.QUEUE:
-        return rewind_queue(session, name, goal, actor)
-    _check_rewind(session, name, goal)
-    gone = discard_all(session, name, goal, actor)
-    session.db.run("rewind", (goal, session.now, _new_epoch(session), _log_id(session), name))
-    return gone
+    """Have a subscription go on after another position; return how many deliveries behind it were discarded.
 
-
-def rewind_queue(session: Session, name: str, goal: int, actor: str) -> int:
-    """Set back a queue's cursor, so that everything behind a position comes again, but what was erased.
-
-    Leases, rows and skips behind it go. One REPLAYED entry tells of all.
+    All that a queue has behind it goes, and comes again unless it was erased: one REPLAYED entry tells of that.
     """
-    number = session.catalog.number(name)
+    number = hold(session, "hold_alone", name, goal)
     stood = _check_rewind(session, name, goal)
-    again = count_waiting(session, name, goal, stood, MOST_COUNTED)
-    leased = leased_after(session, number, goal)
-    end_leases(session, leased)
+    if session.catalog.subscription(name).mode is Mode.ORDERED:
+        gone = discard_all(session, name, goal, actor)
+        session.db.run("rewind", (goal, session.now, _new_epoch(session), _log_id(session), name))
+        return gone
+    again = count_ahead(session, name, goal, stood, MOST_COUNTED)
+    leased, changes = leased_after(session, number, goal), Changes()
+    for block, place in leased:
+        changes.settle(block, 1 << place)
+    message = f"rewound from {stood:,} to {goal:,}: {told_count(again)} events come again"
+    entry = Entry(goal, number, Action.REPLAYED, session.now, worker_id=actor, error_message=message)
+    changes.entries.append(entry)
+    changes.write(session)
     gone = len(leased) + session.db.value("count_unleased", (number, goal))
     session.db.run("drop_deliveries_after", (number, goal))
     session.db.run("drop_skips_after", (number, goal))
     session.db.run("move_cursor", (goal, goal, number))
-    message = f"rewound from {stood:,} to {goal:,}: {told_count(again)} events come again"
-    add_entries(session, [Entry(goal, number, Action.REPLAYED, session.now, worker_id=actor, error_message=message)])
     return gone
 
 

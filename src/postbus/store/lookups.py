@@ -26,8 +26,8 @@ from postbus.payload import Draft
 from postbus.store.arrays import unpack
 from postbus.store.audit import SPAN, entries_of
 from postbus.store.contract import PAGE_BYTES, DeadFilter, Fault
+from postbus.store.deliveries import block_from_row
 from postbus.store.depth import TOTAL_CAP, backlog
-from postbus.store.leases import block_from_row
 from postbus.store.records import (
     decode_errors,
     event_from_row,

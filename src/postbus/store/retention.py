@@ -2,21 +2,21 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Final
+from typing import Final, NamedTuple
 
 from postbus.errors import Conflict, InvalidRequest
 from postbus.model import Action, Erasable, Mode, Pruned, Status, Stream
 from postbus.store.arrays import unpack
 from postbus.store.audit import Entry, add_entries
+from postbus.store.deliveries import hold
 from postbus.store.followers import STATEMENTS, erased, span
-from postbus.store.leases import hold
 from postbus.store.records import checksum, json_array
 from postbus.store.session import Row, Session, bump
 from postbus.store.status import live_ids
 from postbus.store.unfinished import (
     END_OF_LOG,
     MOST_COUNTED,
-    count_waiting,
+    count_ahead,
     discard,
     discard_all,
     discard_rows,
@@ -92,7 +92,7 @@ def delete_subscription(session: Session, name: str, actor: str) -> int:
     count = discard_all(session, name, FIRST, actor)
     if is_queue:
         position, head = db.run("cursor", (number,))[0][0], span(session, Stream.EVENTS).head
-        waiting = count_waiting(session, name, position, head, MOST_COUNTED)
+        waiting = count_ahead(session, name, position, head, MOST_COUNTED)
         if waiting:
             message = f"deleted at {position:,} of {head:,}: {told_count(waiting)} events were still to come"
             told = Entry(head, number, Action.DISCARDED, session.now, worker_id=actor, error_message=message)
@@ -120,9 +120,14 @@ def prune(
     """
     _require_room(session, stream, after, through)
     _require_passed(session, stream, through, past)
-    if stream is Stream.EVENTS:
-        return _prune_events(session, after, through, limit)
-    return _prune_audit(session, after, through, limit)
+    part = _next_part(session, stream, after, through, limit)
+    session.db.run("raise_pruned", (part.reached, STATEMENTS[stream].pruned))
+    removed, kept = part.gone, json_array(sorted(part.kept))
+    if stream is Stream.AUDIT:
+        session.db.run("prune_audit", (after, part.reached, kept))
+    elif part.looked:
+        removed = session.db.count("prune_events", (after, part.reached, kept))
+    return Pruned(removed, part.looked - removed, part.reached, part.done)
 
 
 def prunable(session: Session, stream: Stream, through: int) -> int:
@@ -130,15 +135,8 @@ def prunable(session: Session, stream: Stream, through: int) -> int:
     total = after = 0
     done = False
     while not done:
-        if stream is Stream.EVENTS:
-            ids, done = _next_events(session, after, through, LOOK)
-            total += len(ids) - len(live_ids(session, ids))
-            after = ids[-1] if ids else through
-        else:
-            rows, done = _next_rows(session, after, through, LOOK)
-            kept = _kept_rows(session, rows, through)
-            total += sum(entries for row, _, entries, _ in rows if row not in kept)
-            after = _end(rows[-1]) if rows else through
+        part = _next_part(session, stream, after, through, LOOK)
+        total, after, done = total + part.gone, part.reached, part.done
     return total
 
 
@@ -160,55 +158,45 @@ def _require_passed(session: Session, stream: Stream, through: int, past: frozen
             )
 
 
-def _prune_events(session: Session, after: int, through: int, limit: int) -> Pruned:
-    ids, done = _next_events(session, after, through, limit)
-    reached = through if done else ids[-1]
-    session.db.run("raise_pruned", (reached, STATEMENTS[Stream.EVENTS].pruned))
-    live = live_ids(session, ids)
-    removed = session.db.count("prune_events", (after, reached, json_array(sorted(live)))) if ids else 0
-    return Pruned(removed, len(ids) - removed, reached, done)
+class Part(NamedTuple):
+    """What a range begins with."""
+
+    reached: int
+    """All up to here was looked at."""
+    done: bool
+    """That is all of the range."""
+    looked: int
+    """How many events, or entries within the range."""
+    gone: int
+    """How many of them may go."""
+    kept: set[int]
+    """The rows that stay."""
 
 
-def _next_events(session: Session, after: int, through: int, limit: int) -> tuple[list[int], bool]:
-    """Return the next ids of a range, and whether that is all of it."""
+def _next_part(session: Session, stream: Stream, after: int, through: int, limit: int) -> Part:
+    if stream is Stream.AUDIT:
+        return _next_rows(session, after, through, limit)
     ids = [row[0] for row in session.db.rows("next_ids", (after, through, limit))]
-    return ids, len(ids) < limit
+    kept, done = live_ids(session, ids), len(ids) < limit
+    return Part(through if done else ids[-1], done, len(ids), len(ids) - len(kept), kept)
 
 
-def _prune_audit(session: Session, after: int, through: int, limit: int) -> Pruned:
-    rows, done = _next_rows(session, after, through, limit)
-    reached = through if done else _end(rows[-1])
-    session.db.run("raise_pruned", (reached, STATEMENTS[Stream.AUDIT].pruned))
-    if not rows:
-        return Pruned(0, 0, reached, done)
-    kept = _kept_rows(session, rows, through)
-    session.db.run("prune_audit", (after, rows[-1][0], json_array(sorted(kept))))
-    looked = sum(min(entries, through - row + 1) for row, _, entries, _ in rows)
-    removed = sum(entries for row, _, entries, _ in rows if row not in kept)
-    return Pruned(removed, looked - removed, reached, done)
-
-
-def _next_rows(session: Session, after: int, through: int, limit: int) -> tuple[Sequence[Row], bool]:
-    """Return the next rows of a range, (id, event, entries, events), and whether that is all of it."""
+def _next_rows(session: Session, after: int, through: int, limit: int) -> Part:
+    """Look at the next rows of the audit log: those stay that tell of a live event, or go on beyond the position."""
     rows = session.db.rows("next_rows", (after, through, limit))
-    taken = total = 0
-    for _, _, entries, _ in rows:
-        if taken and total + entries > limit:
+    ends: dict[int, int] = {}
+    total = 0
+    for row, _, entries, _ in rows:
+        if ends and total + entries > limit:
             break
-        taken, total = taken + 1, total + entries
-    return rows[:taken], taken == len(rows)
-
-
-def _end(row: Row) -> int:
-    """Return the id of the last entry of a row."""
-    return row[0] + row[2] - 1
-
-
-def _kept_rows(session: Session, rows: Sequence[Row], through: int) -> set[int]:
-    """Return which rows of the audit log stay: those that tell of a live event, or go on beyond the position."""
-    about = {row: unpack(ids) if ids else (event_id,) for row, event_id, _, ids in rows}
+        ends[row], total = row + entries - 1, total + entries
+    about = {row: unpack(ids) if ids else (event_id,) for row, event_id, _, ids in rows if row in ends}
     live = live_ids(session, sorted({event_id for ids in about.values() for event_id in ids}))
-    return {each[0] for each in rows if _end(each) > through or not live.isdisjoint(about[each[0]])}
+    kept = {row for row, end in ends.items() if end > through or not live.isdisjoint(about[row])}
+    looked = sum(min(end, through) - row + 1 for row, end in ends.items())
+    gone = sum(end - row + 1 for row, end in ends.items() if row not in kept)
+    done = len(ends) == len(rows)
+    return Part(through if done else max(ends.values()), done, looked, gone, kept)
 
 
 # ── erase ────────────────────────────────────────────────────────────────────────────────────────────────────────────

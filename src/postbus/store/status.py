@@ -11,7 +11,7 @@ from postbus.clock import from_micros
 from postbus.model import DeliveryState, State, Status
 from postbus.store.arrays import unpack, unpack_bits
 from postbus.store.audit import End, ends_of, ranges
-from postbus.store.leases import Block, block_from_row
+from postbus.store.deliveries import Block, block_from_row
 from postbus.store.records import decode_errors, decoding, json_array, moment
 from postbus.store.session import Row, Session
 

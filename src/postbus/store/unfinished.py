@@ -1,12 +1,12 @@
 """What a subscription has not finished: rows, leases, and what its cursor has still to come to; and its end."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from postbus.model import Action
-from postbus.store.audit import PLACE_BITS, Entry, ranges
-from postbus.store.leases import Block, Changes, block_from_row
+from postbus.model import Action, Mode
+from postbus.store.audit import Entry, ranges
+from postbus.store.deliveries import Block, Changes, block_from_row
 from postbus.store.records import json_array
 from postbus.store.session import Session
 
@@ -29,7 +29,7 @@ class Unfinished(NamedTuple):
     @property
     def epoch(self) -> int | None:
         """The epoch of its lease."""
-        return None if self.block is None else self.block.number << PLACE_BITS | self.place
+        return None if self.block is None else self.block.epoch(self.place)
 
 
 def find_unfinished(session: Session, ids: Sequence[int]) -> dict[int, dict[int, Unfinished]]:
@@ -56,25 +56,14 @@ def leased_after(session: Session, number: int, position: int) -> list[tuple[Blo
     return [(block, place) for block in blocks for place in block.left() if block.ids[place] > position]
 
 
-def end_leases(session: Session, places: Iterable[tuple[Block, int]]) -> None:
-    """Settle places of blocks, so that their leases are lost."""
-    changes = Changes({})
-    blocks: dict[int, Block] = {}
-    for block, place in places:
-        blocks[block.number] = block
-        changes.bits[block.number] = changes.bits.get(block.number, 0) | 1 << place
-    changes.blocks = blocks
-    changes.write(session)
-
-
 def discard(session: Session, number: int, found: Mapping[int, Unfinished], actor: str) -> int:
     """End deliveries, each recorded as DISCARDED; return how many."""
-    changes = Changes({each.block.number: each.block for each in found.values() if each.block is not None})
+    changes = Changes()
     for event_id, each in sorted(found.items()):
         if each.block is not None:
-            changes.bits[each.block.number] = changes.bits.get(each.block.number, 0) | 1 << each.place
+            changes.settle(each.block, 1 << each.place)
         if each.has_row:
-            changes.drop.append((number, event_id))
+            changes.drop(number, event_id)
         told = (event_id, number, Action.DISCARDED, session.now, None, each.attempt, each.epoch, actor)
         changes.entries.append(Entry(*told))
     changes.write(session)
@@ -101,34 +90,21 @@ def discard_all(session: Session, name: str, after: int, actor: str) -> int:
     return total
 
 
-def count_wanted(session: Session, name: str, after: int, through: int) -> int:
-    """Count the events of a range that a subscription wants."""
-    return sum(
-        _count_kinds(session, name, session.db.run("kinds_between", (after, end)))
-        for after, end in _parts(session, after, through, COUNTED)
-    )
-
-
-def count_waiting(session: Session, name: str, after: int, through: int, most: int | None = None) -> int:
-    """Count the events of a range that a queue's cursor would hand out: at most so many, if that is said."""
-    number = session.catalog.number(name)
-    total = 0
-    for start, end in _parts(session, after, through, COUNTED if most is None else most):
-        total += _count_kinds(session, name, session.db.run("kinds_waiting", (number, start, end)))
+def count_ahead(session: Session, name: str, after: int, through: int, most: int | None = None) -> int:
+    """Count the events of a range that a subscription would get: at most so many, if that is said."""
+    catalog, total = session.catalog, 0
+    is_queue, number = catalog.subscription(name).mode is Mode.QUEUE, catalog.number(name)
+    size = COUNTED if most is None else most
+    while after < through and (end := session.db.value("ahead_events", (after, through, size))):
+        if is_queue:
+            kinds = session.db.run("kinds_waiting", (number, after, end))
+        else:
+            kinds = session.db.run("kinds_between", (after, end))
+        total += sum(count for type_, tags, count in kinds if catalog.wants(name, type_, tags))
         if most is not None and total >= most:
             return most
-    return total
-
-
-def _count_kinds(session: Session, name: str, kinds: Iterable[tuple[str, str, int]]) -> int:
-    return sum(count for type_, tags, count in kinds if session.catalog.wants(name, type_, tags))
-
-
-def _parts(session: Session, after: int, through: int, size: int) -> Iterator[tuple[int, int]]:
-    """Go through a range of the log, so many events at a time."""
-    while after < through and (end := session.db.value("ahead_events", (after, through, size))):
-        yield after, end
         after = end
+    return total
 
 
 def told_count(count: int) -> str:

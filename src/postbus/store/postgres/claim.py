@@ -16,7 +16,8 @@ from postbus.pattern import Interest
 from postbus.retry import RetryPolicy
 from postbus.store.audit import PLACE_BITS
 from postbus.store.contract import Claim, Settlement
-from postbus.store.leases import Taken, Won, block_from_row, release
+from postbus.store.deliveries import block_from_row
+from postbus.store.leases import Taken, Won, release
 from postbus.store.postgres.connection import Database
 from postbus.store.records import moment
 from postbus.store.session import Row, Session

@@ -115,9 +115,8 @@ SELECT c.state, c.claimed, c.policy, c.until, c.next_due, c.suspects, c.suspect,
 
 -- name: blocks_of_token
 -- What the claim of this id was given.
-SELECT number, subscription, first_id, CASE WHEN last_id > first_id THEN postbus.ids_of(first_id, last_id, ids) END, done,
-       owner, worker_id, postbus.micros(due_at), postbus.micros(claimed_at)
-  FROM postbus.blocks WHERE token = $1;
+SELECT number, subscription, first_id, ids, done, worker_id, until, claimed_at
+  FROM postbus.leases WHERE token = $1;
 
 -- name: finish
 SELECT postbus.finish($1::bigint[], $2::bigint[], $3::integer[], $4::real[], $5);
@@ -227,46 +226,38 @@ SELECT max(nextval('postbus.numbers')) FROM generate_series(1, $1);
 -- ── leases ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 -- name: blocks_by_number
-SELECT number, subscription, first_id, CASE WHEN last_id > first_id THEN postbus.ids_of(first_id, last_id, ids) END, done,
-       owner, worker_id, postbus.micros(due_at), postbus.micros(claimed_at)
-  FROM postbus.blocks WHERE number = ANY (translate($1, '[]', '{}')::bigint[]) ORDER BY number;
+SELECT number, subscription, first_id, ids, done, worker_id, until, claimed_at
+  FROM postbus.leases WHERE number = ANY (translate($1, '[]', '{}')::bigint[]) ORDER BY number;
 
 -- name: blocks_around
-SELECT number, subscription, first_id, CASE WHEN last_id > first_id THEN postbus.ids_of(first_id, last_id, ids) END, done,
-       owner, worker_id, postbus.micros(due_at), postbus.micros(claimed_at)
-  FROM postbus.blocks WHERE subscription = $1 AND first_id <= $3 AND first_id >= $2 - 16384 AND last_id >= $2;
+SELECT number, subscription, first_id, ids, done, worker_id, until, claimed_at
+  FROM postbus.leases WHERE subscription = $1 AND first_id <= $3 AND first_id >= $2 - 16384 AND last_id >= $2;
 
 -- name: overdue_blocks
-SELECT number, subscription, first_id, CASE WHEN last_id > first_id THEN postbus.ids_of(first_id, last_id, ids) END, done,
-       owner, worker_id, postbus.micros(due_at), postbus.micros(claimed_at)
-  FROM postbus.blocks WHERE due_at <= postbus.at($1) ORDER BY due_at LIMIT $2 FOR UPDATE SKIP LOCKED;
+SELECT number, subscription, first_id, ids, done, worker_id, until, claimed_at
+  FROM postbus.leases WHERE due_at <= postbus.at($1) ORDER BY due_at LIMIT $2 FOR UPDATE SKIP LOCKED;
 
 -- name: blocks_of
-SELECT number, subscription, first_id, CASE WHEN last_id > first_id THEN postbus.ids_of(first_id, last_id, ids) END, done,
-       owner, worker_id, postbus.micros(due_at), postbus.micros(claimed_at)
-  FROM postbus.blocks WHERE owner = ANY (ARRAY(SELECT json_array_elements_text($1::json))) ORDER BY number LIMIT $2
+SELECT number, subscription, first_id, ids, done, worker_id, until, claimed_at
+  FROM postbus.leases WHERE owner = ANY (ARRAY(SELECT json_array_elements_text($1::json))) ORDER BY number LIMIT $2
    FOR UPDATE SKIP LOCKED;
 
 -- name: blocks_before
-SELECT number, subscription, first_id, CASE WHEN last_id > first_id THEN postbus.ids_of(first_id, last_id, ids) END, done,
-       owner, worker_id, postbus.micros(due_at), postbus.micros(claimed_at)
-  FROM postbus.blocks WHERE number < $1 ORDER BY number LIMIT $2 FOR UPDATE;
+SELECT number, subscription, first_id, ids, done, worker_id, until, claimed_at
+  FROM postbus.leases WHERE number < $1 ORDER BY number LIMIT $2 FOR UPDATE;
 
 -- name: blocks_between
 -- The blocks of any subscription that may hold events of a range.
-SELECT b.number, b.subscription, b.first_id, b.ids, b.done, b.owner, b.worker_id, postbus.micros(b.due_at),
-       postbus.micros(b.claimed_at)
+SELECT b.number, b.subscription, b.first_id, b.ids, b.done, b.worker_id, b.until, b.claimed_at
   FROM postbus.subscriptions AS s
- CROSS JOIN LATERAL (SELECT v.number, v.subscription, v.first_id, v.done, v.owner, v.worker_id, v.due_at, v.claimed_at,
-                            CASE WHEN v.last_id > v.first_id THEN postbus.ids_of(v.first_id, v.last_id, v.ids) END AS ids
-                       FROM postbus.blocks AS v
+ CROSS JOIN LATERAL (SELECT v.number, v.subscription, v.first_id, v.ids, v.done, v.worker_id, v.until, v.claimed_at
+                       FROM postbus.leases AS v
                       WHERE v.subscription = s.number AND v.first_id <= $2 AND v.first_id > $1 - 16384 AND v.last_id >= $1
                      OFFSET 0) AS b;
 
 -- name: blocks_below
-SELECT number, subscription, first_id, CASE WHEN last_id > first_id THEN postbus.ids_of(first_id, last_id, ids) END, done,
-       owner, worker_id, postbus.micros(due_at), postbus.micros(claimed_at)
-  FROM postbus.blocks WHERE subscription = $1 AND first_id < $2 ORDER BY first_id DESC;
+SELECT number, subscription, first_id, ids, done, worker_id, until, claimed_at
+  FROM postbus.leases WHERE subscription = $1 AND first_id < $2 ORDER BY first_id DESC;
 
 -- name: any_overdue
 -- Or whether ids are kept apart, to be looked for again.
@@ -303,45 +294,27 @@ SELECT e.id, e.type, e.tags, e.priority, postbus.micros(coalesce(e.due_at, e.cre
                        FROM postbus.events AS v WHERE v.id = wanted.id OFFSET 0) AS e;
 
 -- name: delivery_rows
-SELECT event_id, state, kind, priority, postbus.micros(ready_at), attempt, retry_count, max_retries, epoch, worker_id,
-       postbus.micros(claimed_at), postbus.micros(created_at), postbus.micros(last_retry_at), errors, alone::integer
+SELECT subscription, event_id, state, kind, priority, postbus.micros(ready_at), postbus.micros(created_at),
+       postbus.micros(updated_at), postbus.micros(due_at), max_retries, attempt, worker_id, postbus.micros(claimed_at),
+       retry_count, alone::integer, fresh::integer, epoch, postbus.micros(died_at), postbus.micros(last_retry_at), errors
   FROM postbus.deliveries
- WHERE subscription = $1 AND event_id = ANY (translate($3, '[]', '{}')::bigint[]) AND state = $2 ORDER BY event_id;
-
--- name: delivery
-SELECT subscription, event_id, state, kind, priority, postbus.micros(due_at), postbus.micros(ready_at), alone::integer,
-       attempt, retry_count, max_retries, epoch, worker_id, postbus.micros(claimed_at), postbus.micros(created_at),
-       postbus.micros(updated_at), postbus.micros(died_at), postbus.micros(last_retry_at), errors, fresh::integer
-  FROM postbus.deliveries WHERE subscription = $1 AND event_id = $2 FOR UPDATE;
+ WHERE subscription = $1 AND event_id = ANY (translate($2, '[]', '{}')::bigint[]) ORDER BY event_id;
 
 -- name: put_delivery
-INSERT INTO postbus.deliveries (subscription, event_id, state, kind, priority, due_at, ready_at, alone, attempt,
-                                retry_count, max_retries, epoch, worker_id, claimed_at, created_at, updated_at, died_at,
-                                last_retry_at, errors, fresh)
+INSERT INTO postbus.deliveries (subscription, event_id, state, kind, priority, ready_at, created_at, updated_at, due_at,
+                                max_retries, attempt, worker_id, claimed_at, retry_count, alone, fresh, epoch, died_at,
+                                last_retry_at, errors)
 SELECT (r ->> 0)::integer, (r ->> 1)::bigint, (r ->> 2)::smallint, (r ->> 3)::bigint, (r ->> 4)::smallint,
-       postbus.at((r ->> 5)::bigint), postbus.at((r ->> 6)::bigint), r ->> 7 = '1', (r ->> 8)::integer,
-       (r ->> 9)::integer, (r ->> 10)::integer, (r ->> 11)::bigint, r ->> 12, postbus.at((r ->> 13)::bigint),
-       postbus.at((r ->> 14)::bigint), postbus.at((r ->> 15)::bigint), postbus.at((r ->> 16)::bigint),
-       postbus.at((r ->> 17)::bigint), r ->> 18, r ->> 19 = '1'
+       postbus.at((r ->> 5)::bigint), postbus.at((r ->> 6)::bigint), postbus.at((r ->> 7)::bigint),
+       postbus.at((r ->> 8)::bigint), (r ->> 9)::integer, (r ->> 10)::integer, r ->> 11, postbus.at((r ->> 12)::bigint),
+       (r ->> 13)::integer, r ->> 14 = '1', r ->> 15 = '1', (r ->> 16)::bigint, postbus.at((r ->> 17)::bigint),
+       postbus.at((r ->> 18)::bigint), r ->> 19
   FROM jsonb_array_elements($1::jsonb) AS r ORDER BY 1, 2
     ON CONFLICT (subscription, event_id) DO UPDATE
    SET state = excluded.state, due_at = excluded.due_at, ready_at = excluded.ready_at, alone = excluded.alone,
        attempt = excluded.attempt, retry_count = excluded.retry_count, epoch = excluded.epoch,
        worker_id = excluded.worker_id, claimed_at = excluded.claimed_at, updated_at = excluded.updated_at,
        died_at = excluded.died_at, last_retry_at = excluded.last_retry_at, errors = excluded.errors, fresh = excluded.fresh;
-
--- name: add_delivery
--- Nothing that is there is written over: it may be leased.
-INSERT INTO postbus.deliveries (subscription, event_id, state, kind, priority, due_at, ready_at, alone, attempt,
-                                retry_count, max_retries, epoch, worker_id, claimed_at, created_at, updated_at, died_at,
-                                last_retry_at, errors, fresh)
-SELECT (r ->> 0)::integer, (r ->> 1)::bigint, (r ->> 2)::smallint, (r ->> 3)::bigint, (r ->> 4)::smallint,
-       postbus.at((r ->> 5)::bigint), postbus.at((r ->> 6)::bigint), r ->> 7 = '1', (r ->> 8)::integer,
-       (r ->> 9)::integer, (r ->> 10)::integer, (r ->> 11)::bigint, r ->> 12, postbus.at((r ->> 13)::bigint),
-       postbus.at((r ->> 14)::bigint), postbus.at((r ->> 15)::bigint), postbus.at((r ->> 16)::bigint),
-       postbus.at((r ->> 17)::bigint), r ->> 18, r ->> 19 = '1'
-  FROM jsonb_array_elements($1::jsonb) AS r ORDER BY 1, 2
-    ON CONFLICT DO NOTHING RETURNING event_id;
 
 -- name: drop_delivery
 DELETE FROM postbus.deliveries AS d USING (

@@ -37,7 +37,7 @@ GRANT EXECUTE ON FUNCTION postbus.now, postbus.at, postbus.micros, postbus.names
 -- ── publisher: appends; reads what opening the bus and answering for a uid used before need ─────────────────────
 -- The functions run with their owner's rights.
 GRANT USAGE ON SCHEMA postbus TO postbus_publisher;
-GRANT SELECT ON postbus.meta, postbus.subscriptions, postbus.former_subscriptions, postbus.events, postbus.cursors, postbus.gaps, postbus.blocks,
+GRANT SELECT ON postbus.meta, postbus.subscriptions, postbus.former_subscriptions, postbus.events, postbus.cursors, postbus.gaps, postbus.blocks, postbus.leases,
     postbus.deliveries, postbus.skips, postbus.event_log, postbus.dedup TO postbus_publisher;
 GRANT SELECT ON SEQUENCE postbus.events_id_seq TO postbus_publisher;
 GRANT EXECUTE ON FUNCTION postbus.now, postbus.at, postbus.micros, postbus.namespace, postbus.pin, postbus.head,
@@ -46,6 +46,7 @@ GRANT EXECUTE ON FUNCTION postbus.now, postbus.at, postbus.micros, postbus.names
 -- ── worker: moves deliveries, and writes what happened; the log itself it can only add to ───────────────────────
 GRANT INSERT, UPDATE, DELETE ON postbus.cursors, postbus.gaps, postbus.blocks, postbus.deliveries, postbus.skips,
     postbus.kinds, postbus.handlers, postbus.breakers TO postbus_worker;
+GRANT UPDATE ON postbus.leases TO postbus_worker; -- it locks blocks
 GRANT INSERT ON postbus.event_log TO postbus_worker;
 GRANT INSERT, UPDATE ON postbus.subscriptions, postbus.checkpoints TO postbus_worker; -- @bus.on makes and widens them; deleting is the owner's
 GRANT DELETE ON postbus.dedup TO postbus_worker; -- uids past their window

@@ -12,7 +12,8 @@ from postbus.store.arrays import pack, pack_bits
 from postbus.store.audit import PLACE_BITS, SPAN, Entries, Entry, add_array, add_entries
 from postbus.store.catalog import Selection
 from postbus.store.contract import Claim
-from postbus.store.leases import PLACES, Story, Taken, Won, allowed_attempts, fresh_row
+from postbus.store.deliveries import PLACES, Story, fresh_row
+from postbus.store.leases import Taken, Won
 from postbus.store.records import json_array
 from postbus.store.session import Row, Session
 
@@ -239,8 +240,9 @@ def _blocks(session: Session, asked: Claim, found: Sequence[Candidate], *, suspe
     unrun because its neighbour killed the worker.
     """
     shared: list[int] = []
+    policy = session.catalog.subscription(asked.subscription).retry or asked.policy
     for each in found:
-        allowed = allowed_attempts(session, asked.subscription, each.max_retries, asked.policy)
+        allowed = policy.attempts if each.max_retries is None else each.max_retries + 1
         if asked.shared and not suspect and each.attempt + 1 < allowed:
             shared.append(each.event_id)
         else:

@@ -14,8 +14,8 @@ from postbus.model import State, Status
 from postbus.store.audit import entry_columns
 from postbus.store.catalog import Catalog, kind_of
 from postbus.store.contract import PAGE_BYTES
+from postbus.store.deliveries import block_from_row
 from postbus.store.extract import RELATIONS, to_batch
-from postbus.store.leases import block_from_row
 from postbus.store.records import checksum, decoding, json_array
 from postbus.store.session import Row
 from postbus.store.sqlite.connection import Database, translated

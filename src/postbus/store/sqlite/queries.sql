@@ -179,33 +179,29 @@ UPDATE deliveries SET state = 1, due_at = NULL, epoch = NULL, fresh = 0, attempt
 
 -- name: blocks_by_number
 -- The ids of a block of one event stand in first_id alone.
-SELECT json_group_array(json_array(b.number, b.subscription, b.first_id, hex(b.ids), hex(b.done), b.owner, b.worker_id,
-                                   b.due_at, b.claimed_at))
+SELECT json_group_array(json_array(b.number, b.subscription, b.first_id, hex(b.ids), hex(b.done), b.worker_id, b.due_at,
+                                   b.claimed_at))
   FROM json_each(?1) AS asked CROSS JOIN blocks AS b ON b.number = asked.value;
 
 -- name: blocks_around
-SELECT json_group_array(json_array(number, subscription, first_id, hex(ids), hex(done), owner, worker_id, due_at,
-                                   claimed_at))
+SELECT json_group_array(json_array(number, subscription, first_id, hex(ids), hex(done), worker_id, due_at, claimed_at))
   FROM blocks INDEXED BY blocks_ids
  WHERE subscription = ?1 AND first_id <= ?3 AND first_id >= ?2 - 16384 AND last_id >= ?2;
 
 -- name: overdue_blocks
-SELECT json_group_array(json_array(number, subscription, first_id, hex(ids), hex(done), owner, worker_id, due_at,
-                                   claimed_at))
-  FROM (SELECT number, subscription, first_id, ids, done, owner, worker_id, due_at, claimed_at
+SELECT json_group_array(json_array(number, subscription, first_id, hex(ids), hex(done), worker_id, due_at, claimed_at))
+  FROM (SELECT number, subscription, first_id, ids, done, worker_id, due_at, claimed_at
           FROM blocks INDEXED BY blocks_due WHERE due_at <= ? ORDER BY due_at LIMIT ?);
 
 -- name: blocks_of
-SELECT json_group_array(json_array(number, subscription, first_id, hex(ids), hex(done), owner, worker_id, due_at,
-                                   claimed_at))
-  FROM (SELECT b.number, b.subscription, b.first_id, b.ids, b.done, b.owner, b.worker_id, b.due_at, b.claimed_at
+SELECT json_group_array(json_array(number, subscription, first_id, hex(ids), hex(done), worker_id, due_at, claimed_at))
+  FROM (SELECT b.number, b.subscription, b.first_id, b.ids, b.done, b.worker_id, b.due_at, b.claimed_at
           FROM json_each(?1) AS dead CROSS JOIN blocks AS b INDEXED BY blocks_owner ON b.owner = dead.value
          LIMIT ?2);
 
 -- name: blocks_before
-SELECT json_group_array(json_array(number, subscription, first_id, hex(ids), hex(done), owner, worker_id, due_at,
-                                   claimed_at))
-  FROM (SELECT number, subscription, first_id, ids, done, owner, worker_id, due_at, claimed_at
+SELECT json_group_array(json_array(number, subscription, first_id, hex(ids), hex(done), worker_id, due_at, claimed_at))
+  FROM (SELECT number, subscription, first_id, ids, done, worker_id, due_at, claimed_at
           FROM blocks WHERE number < ? ORDER BY number LIMIT ?);
 
 -- name: any_overdue
@@ -235,21 +231,15 @@ SELECT json_group_array(json_array(e.id, e.type, e.tags, e.priority, coalesce(e.
   FROM json_each(?1) AS wanted CROSS JOIN events AS e ON e.id = wanted.value;
 
 -- name: delivery_rows
-SELECT json_group_array(json_array(d.event_id, d.state, d.kind, d.priority, d.ready_at, d.attempt, d.retry_count,
-                                   d.max_retries, d.epoch, d.worker_id, d.claimed_at, d.created_at, d.last_retry_at,
-                                   d.errors, d.alone))
-  FROM json_each(?3) AS wanted CROSS JOIN deliveries AS d
-    ON d.subscription = ?1 AND d.event_id = wanted.value AND d.state = ?2;
-
--- name: delivery
-SELECT subscription, event_id, state, kind, priority, due_at, ready_at, alone, attempt, retry_count, max_retries, epoch,
-       worker_id, claimed_at, created_at, updated_at, died_at, last_retry_at, errors, fresh
-  FROM deliveries WHERE subscription = ? AND event_id = ?;
+SELECT json_group_array(json_array(d.subscription, d.event_id, d.state, d.kind, d.priority, d.ready_at, d.created_at,
+                                   d.updated_at, d.due_at, d.max_retries, d.attempt, d.worker_id, d.claimed_at,
+                                   d.retry_count, d.alone, d.fresh, d.epoch, d.died_at, d.last_retry_at, d.errors))
+  FROM json_each(?2) AS wanted CROSS JOIN deliveries AS d ON d.subscription = ?1 AND d.event_id = wanted.value;
 
 -- name: put_delivery
-INSERT OR REPLACE INTO deliveries (subscription, event_id, state, kind, priority, due_at, ready_at, alone, attempt,
-                                   retry_count, max_retries, epoch, worker_id, claimed_at, created_at, updated_at,
-                                   died_at, last_retry_at, errors, fresh)
+INSERT OR REPLACE INTO deliveries (subscription, event_id, state, kind, priority, ready_at, created_at, updated_at,
+                                   due_at, max_retries, attempt, worker_id, claimed_at, retry_count, alone, fresh,
+                                   epoch, died_at, last_retry_at, errors)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: drop_delivery
@@ -338,13 +328,6 @@ SELECT count(*), sum(id + entries - 1 - max(id - 1, ?1)), max(id)
          WHERE id >= ?1 >> 10 << 10 AND id + entries - 1 > ?1 AND id <= ?2 ORDER BY id LIMIT ?3);
 
 -- ── followers: what is left behind ───────────────────────────────────────────────────────────────────────────────────
-
--- name: add_delivery
--- Nothing that is there is written over: it may be leased.
-INSERT INTO deliveries (subscription, event_id, state, kind, priority, due_at, ready_at, alone, attempt, retry_count,
-                        max_retries, epoch, worker_id, claimed_at, created_at, updated_at, died_at, last_retry_at,
-                        errors, fresh)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING RETURNING event_id;
 
 -- name: standing
 SELECT d.event_id, e.key, d.state FROM deliveries AS d JOIN events AS e ON e.id = d.event_id
@@ -516,8 +499,8 @@ SELECT json_group_array(json_array(d.subscription, d.event_id, d.state, d.due_at
 
 -- name: blocks_between
 -- The blocks of any subscription that may hold events of a range.
-SELECT json_group_array(json_array(b.number, b.subscription, b.first_id, hex(b.ids), hex(b.done), b.owner, b.worker_id,
-                                   b.due_at, b.claimed_at))
+SELECT json_group_array(json_array(b.number, b.subscription, b.first_id, hex(b.ids), hex(b.done), b.worker_id, b.due_at,
+                                   b.claimed_at))
   FROM subscriptions AS s CROSS JOIN blocks AS b INDEXED BY blocks_ids ON b.subscription = s.number
  WHERE b.first_id <= ?2 AND b.first_id > ?1 - 16384 AND b.last_id >= ?1;
 
@@ -566,7 +549,7 @@ SELECT count(*)
 SELECT event_id FROM deliveries WHERE subscription = ? AND event_id < ? AND state IN (0, 3) ORDER BY event_id DESC;
 
 -- name: blocks_below
-SELECT number, subscription, first_id, hex(ids), hex(done), owner, worker_id, due_at, claimed_at
+SELECT number, subscription, first_id, hex(ids), hex(done), worker_id, due_at, claimed_at
   FROM blocks INDEXED BY blocks_ids WHERE subscription = ? AND first_id < ? ORDER BY first_id DESC;
 
 -- name: dead_below

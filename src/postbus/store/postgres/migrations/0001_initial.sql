@@ -1479,6 +1479,12 @@ CREATE FUNCTION postbus.ids_of(first_id bigint, last_id bigint, ids smallint[]) 
     RETURN CASE WHEN ids IS NULL THEN ARRAY(SELECT generate_series(first_id, coalesce(last_id, first_id)))
                 ELSE ARRAY(SELECT first_id + i.place FROM unnest(ids) WITH ORDINALITY AS i (place, n) ORDER BY i.n) END;
 
+-- Blocks as the store reads them: `ids` are those of the events (NULL: first_id alone), moments are in microseconds.
+CREATE VIEW postbus.leases AS
+SELECT number, subscription, first_id, last_id, CASE WHEN last_id > first_id THEN postbus.ids_of(first_id, last_id, ids) END AS ids,
+       done, owner, worker_id, token, due_at, postbus.micros(due_at) AS until, postbus.micros(claimed_at) AS claimed_at
+  FROM postbus.blocks;
+
 CREATE FUNCTION postbus.size_of(first_id bigint, last_id bigint, ids smallint[]) RETURNS integer
     LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN coalesce(cardinality(ids), (last_id - first_id + 1)::integer);
 
