@@ -285,6 +285,7 @@ def test_a_queue_goes_back_after_a_preview(shop, cli, data):
     bus.subscriptions.create("mail", "*", start="beginning")
     for _ in range(7):
         delivery = bus.poll(subscription="mail", worker_id="w")
+        assert delivery is not None
         bus.finalize(delivery, success=delivery.id != 4, retry=False)
     shown = cli("subscriptions", "rewind", "mail", "--to", "2", "--dry-run").stderr
     assert (

@@ -10,7 +10,7 @@ import pytest
 from postbus.errors import InvalidRequest
 from postbus.model import Delivery, Event, Outcome, Status
 from postbus.retry import RetryPolicy
-from postbus.store import depth, lookups
+from postbus.store import audit, depth, lookups
 from postbus.store.contract import DeadFilter, Settlement
 from tests.contract.stores import DEAD, DONE, FLAWED, OUTCOMES, RETRY, Operator, ids, wanting
 
@@ -27,6 +27,7 @@ def small_steps(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(lookups, name, few)
     monkeypatch.setattr(depth, "FIRST_CHUNK", 2)
     monkeypatch.setattr(depth, "CHUNK", 5)
+    monkeypatch.setattr(audit, "SPAN", 2)  # events further apart are looked for in statements of their own
 
 
 def agree(op: Operator, subscription: str = "default") -> dict[Status | None, list[int]]:

@@ -97,8 +97,6 @@ def plan(fresh: apsw.Connection, name: str) -> list[str]:
     [
         ("due_any", "deliveries_any (subscription=? AND alone=? AND priority=? AND"),
         ("due_kind", "deliveries_due (subscription=? AND alone=? AND kind=? AND priority=? AND"),
-        ("next_due_any", "deliveries_any (subscription=? AND alone=? AND priority=? AND"),
-        ("next_due_kind", "deliveries_due (subscription=? AND alone=? AND kind=? AND priority=? AND"),
     ],
 )
 def test_a_claims_probe_is_one_exact_index_range(fresh: apsw.Connection, name: str, index: str):

@@ -154,9 +154,9 @@ def ends_of(session: Session, ids: Sequence[int]) -> dict[int, dict[int, End]]:
     """Return for each event the last entry in each subscription, by its number, that says how its delivery stands."""
     found: dict[int, list[tuple[int, End]]] = {event_id: [] for event_id in ids}
     with decoding():
-        for first, last in ranges(ids):
+        for some in clusters(ids):
             for identity, number, action, created_at, status, worker_id, events in session.db.run(
-                "arrays_between", (first, last)
+                "arrays_between", (some[0], some[-1], None, None)
             ):
                 end = End(number, Action(action), Status(status), 1, 0, created_at, worker_id, None)
                 for event_id in found.keys() & unpack(events):
@@ -178,18 +178,16 @@ def _last(ends: Iterable[tuple[int, End]]) -> dict[int, End]:
     return last
 
 
-def ranges(ids: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Return ranges that hold these ids, and no more than SPAN ids without one of them."""
-    first = last = None
+def clusters(ids: Iterable[int]) -> Iterator[Sequence[int]]:
+    """Cut ids, sorted, wherever more than SPAN lie between two: blocks and arrays of each part are few."""
+    part: list[int] = []
     for event_id in sorted(ids):
-        if first is None or last is None:
-            first = event_id
-        elif event_id - last > SPAN:
-            yield first, last
-            first = event_id
-        last = event_id
-    if first is not None and last is not None:
-        yield first, last
+        if part and event_id - part[-1] > SPAN:
+            yield part
+            part = []
+        part.append(event_id)
+    if part:
+        yield part
 
 
 def entry_columns(row: Row) -> Sequence[Sequence[Any]]:

@@ -27,6 +27,7 @@ from postbus.model import (
     Lease,
     Pruned,
     Stats,
+    Status,
     Stream,
 )
 from postbus.observe import probe
@@ -53,7 +54,7 @@ from postbus.store.contract import (
 from postbus.store.followers import deposed
 from postbus.store.leases import Taken, Won
 from postbus.store.liveness import Liveness
-from postbus.store.records import UNREADABLE, claimed_event, quick_delivery
+from postbus.store.records import UNREADABLE, event_from_row, quick_delivery
 from postbus.store.session import Database, Row, Session, bump
 
 P = ParamSpec("P")
@@ -595,7 +596,7 @@ def _deliveries(
     for each in taken:
         lease = Lease(each.event_id, claim.subscription, each.epoch)
         try:
-            event = claimed_event(rows[each.event_id], each.retry_count, now)
+            event = event_from_row(rows[each.event_id], Status.PROCESSING, each.retry_count, None, now)
         except UNREADABLE as error:
             told = AttemptError("UnsafeStore", str(error), each.attempt, claim.worker_id, now)
             damaged.append(Settlement(lease, Dead(told), claim.worker_id))

@@ -1,9 +1,10 @@
 """What is left to do, and how much: due deliveries, work for some interests, the bus in figures."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Final, NamedTuple
+from typing import Final
 
 from postbus.model import Mode, Stats, Status, SubscriptionStats
 from postbus.pattern import Interest
@@ -60,14 +61,7 @@ def next_due(session: Session, subscription: str, selection: Selection) -> int |
         return None
     if _goes_on(session, number):
         return now
-    found = [db.value("next_lease_end", (number, now))]
-    for alone in (0, 1):
-        for (priority,) in db.run("priorities", (number, alone)):
-            where = (number, alone, priority, now)
-            if selection.everything:
-                found.append(db.value("next_due_any", where))
-            elif len(selection.kinds) <= EXACT_KINDS:
-                found += (db.value("next_due_kind", (*where, kind)) for kind in selection.kinds)
+    found = [db.value("next_lease_end", (number, now)), *_first_due(session, number, selection, now, END_OF_TIME)]
     return min((due for due in found if due is not None), default=None)
 
 
@@ -80,20 +74,25 @@ def _goes_on(session: Session, number: int) -> bool:
 
 
 def _has_due_row(session: Session, number: int, selection: Selection) -> bool:
+    return any(True for _ in _first_due(session, number, selection, LOWEST, session.now))
+
+
+def _first_due(session: Session, number: int, selection: Selection, after: int, through: int) -> Iterator[int]:
+    """Go through the due times of the first pending rows of each priority and kind that fall due in a range of time.
+
+    Of many kinds only those that are due already are found: the others cannot be had at a bounded cost.
+    """
     db = session.db
     for alone in (0, 1):
         for (priority,) in db.run("priorities", (number, alone)):
-            where = (number, alone, priority, session.now)
-            first = (*where, LOWEST, LOWEST, 1)
+            asked = (number, alone, priority, through, after, END_OF_TIME, 1)
             if selection.everything:
-                found = bool(db.rows("due_any", first))
+                yield from (row[0] for row in db.rows("due_any", asked))
             elif len(selection.kinds) <= EXACT_KINDS:
-                found = any(db.rows("due_kind", (*first, kind)) for kind in selection.kinds)
-            else:
-                found = any(kind in selection.kinds for (kind,) in db.iterate("kinds_with_due", (*where, LOWEST)))
-            if found:
-                return True
-    return False
+                yield from (row[0] for kind in selection.kinds for row in db.rows("due_kind", (*asked, kind)))
+            elif through <= session.now:
+                present = db.iterate("kinds_with_due", (number, alone, priority, through, LOWEST))
+                yield from (through for (kind,) in present if kind in selection.kinds)
 
 
 def _has_due_above(session: Session, subscription: str, selection: Selection) -> bool:
@@ -112,7 +111,7 @@ def _has_leased(session: Session, number: int, selection: Selection) -> bool:
             return True
         block = block_from_row(row)
         ids = json_array(block.ids[place] for place in block.left())
-        if any(selection.wants(type_, tags) for type_, tags in session.db.run("kinds_of", (ids,))):
+        if any(selection.wants(type_, tags) for _, type_, tags, *_ in session.db.rows("stories", (ids,))):
             return True
     return False
 
@@ -120,20 +119,28 @@ def _has_leased(session: Session, number: int, selection: Selection) -> bool:
 # ── figures ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class Backlog(NamedTuple):
-    """What waits above a queue's cursor: exact up to TOTAL_CAP, beyond it an estimate from positions."""
+@dataclass(slots=True)
+class Backlog:
+    """What waits in a subscription, or above its cursor: that is exact up to TOTAL_CAP, beyond it an estimate."""
 
-    kinds: dict[tuple[str, str], int]
+    kinds: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
     """How many events, by type and tags."""
-    later: int
+    later: int = 0
     """How many of them are not due yet."""
-    oldest: int | None
+    oldest: int | None = None
     """Since when the first one is due."""
 
     @property
     def total(self) -> int:
         """How many there are."""
-        return sum(self.kinds.values())
+        return self.kinds.total()
+
+    def add(self, type_: str, tags: str, count: int, later: int, oldest: int | None) -> None:
+        """Count some more of a type with these tags."""
+        self.kinds[type_, tags] += count
+        self.later += later
+        if oldest is not None:
+            self.oldest = oldest if self.oldest is None else min(oldest, self.oldest)
 
 
 def _chunks_above(session: Session, subscription: str) -> Iterator[list[Row]]:
@@ -153,22 +160,21 @@ def _chunks_above(session: Session, subscription: str) -> Iterator[list[Row]]:
 
 
 def backlog(session: Session, subscription: str) -> Backlog:
-    """Count what waits above a queue's cursor."""
-    kinds: dict[tuple[str, str], int] = defaultdict(int)
-    later = looked = wanted = last = 0
-    oldest: int | None = None
+    """Count what waits above a queue's cursor: from so many on, an estimate from positions."""
+    found = Backlog()
+    looked = wanted = last = 0
     for chunk in _chunks_above(session, subscription):
-        for type_, tags, count, not_due, since, all_, through in chunk:
+        for type_, tags, count, later, oldest, all_, through in chunk:
             looked, last = looked + all_, max(last, through)
             if count and session.catalog.wants(subscription, type_, tags):
-                kinds[type_, tags] += count
-                wanted, later = wanted + count, later + not_due
-                oldest = since if oldest is None or (since is not None and since < oldest) else oldest
+                wanted += count
+                found.add(type_, tags, count, later, oldest)
         if wanted > TOTAL_CAP or looked >= MOST_LOOKED:
             ((position, _),) = session.db.run("cursor", (session.catalog.number(subscription),))
             share = (session.catalog.head - position) / (last - position)
-            return Backlog({kind: round(count * share) for kind, count in kinds.items()}, round(later * share), oldest)
-    return Backlog(kinds, later, oldest)
+            kinds = Counter({kind: round(count * share) for kind, count in found.kinds.items()})
+            return Backlog(kinds, round(found.later * share), found.oldest)
+    return found
 
 
 def stats(session: Session, dead_owners: set[str]) -> Stats:
@@ -176,19 +182,28 @@ def stats(session: Session, dead_owners: set[str]) -> Stats:
     db, catalog = session.db, session.catalog
     since = session.now - MINUTE
     rates = {action: float(count) for action, count in db.run("recent_actions", (since,))}
-    queues = [each.name for each in catalog.subscriptions() if each.mode is Mode.QUEUE]
-    backlogs = {name: backlog(session, name) for name in queues}
+    waiting = _waiting(session)
     dead = {catalog.name(number): count for number, count in db.run("dead_depth")}
     return Stats(
         events=_count_events(session),
         head=catalog.head,
-        subscriptions=_queues(session, backlogs, dead),
+        subscriptions=_queues(session, waiting, dead),
         rates=rates | {"published": float(db.value("recent_events", (since,)))},
         store_bytes=db.value("store_bytes"),
-        unhandled=_unhandled(session, backlogs, dead_owners),
+        unhandled=_unhandled(session, waiting, dead_owners),
         dead=dead,
         parked={catalog.name(number): count for number, count in db.run("parked_depth")},
     )
+
+
+def _waiting(session: Session) -> dict[str, Backlog]:
+    """Count what waits in each subscription: pending rows, and above a queue's cursor."""
+    db, catalog = session.db, session.catalog
+    found = {each.name: backlog(session, each.name) for each in catalog.subscriptions()}
+    for number, identity, *counted in db.run("depth", (session.now,)):
+        kind = catalog.kind(db, identity)
+        found.setdefault(catalog.name(number), Backlog()).add(kind.type, kind.tags, *counted)
+    return found
 
 
 def _count_events(session: Session) -> int:
@@ -205,48 +220,38 @@ def _count_events(session: Session) -> int:
     return count + head - last - gaps
 
 
-def _queues(session: Session, backlogs: dict[str, Backlog], dead: dict[str, int]) -> tuple[SubscriptionStats, ...]:
+def _queues(session: Session, waiting: dict[str, Backlog], dead: dict[str, int]) -> tuple[SubscriptionStats, ...]:
     """Return the figures of queue subscriptions, by name."""
     db, catalog, now = session.db, session.catalog, session.now
-    depth = {number: row for number, *row in db.run("depth", (now,))}
     ended = {(number, status): count for number, status, count in db.run("count_completed")}
     found: list[SubscriptionStats] = []
-    for name, above in backlogs.items():
-        number = catalog.number(name)
-        pending, later, oldest = depth.get(number, (0, 0, None))
+    for name in (each.name for each in catalog.subscriptions() if each.mode is Mode.QUEUE):
+        number, pending, oldest = catalog.number(name), waiting[name], waiting[name].oldest
         blocks = map(block_from_row, db.iterate("blocks_below", (number, END_OF_TIME)))
-        since = min((each for each in (oldest, above.oldest) if each is not None), default=None)
         found.append(
             SubscriptionStats(
                 name=name,
-                pending=pending + above.total,
-                scheduled=later + above.later,
+                pending=pending.total,
+                scheduled=pending.later,
                 processing=sum(len(block.ids) - block.done.bit_count() for block in blocks),
                 dead=dead.get(name, 0),
                 completed=ended.get((number, Status.COMPLETED), 0),
                 completed_with_errors=ended.get((number, Status.COMPLETED_WITH_ERRORS), 0),
-                oldest_age=None if since is None else timedelta(microseconds=max(0, now - since)),
+                oldest_age=None if oldest is None else timedelta(microseconds=max(0, now - oldest)),
             )
         )
     return tuple(found)
 
 
-def _unhandled(session: Session, backlogs: dict[str, Backlog], dead_owners: set[str]) -> dict[str, int]:
+def _unhandled(session: Session, waiting: dict[str, Backlog], dead_owners: set[str]) -> dict[str, int]:
     """Count by subscription and type what is pending and covered by no handler of a living process."""
-    db, catalog = session.db, session.catalog
-    pending: dict[tuple[str, str, str], int] = defaultdict(int)
-    for number, identity, count in db.run("depth_by_kind"):
-        kind = catalog.kind(db, identity)
-        pending[catalog.name(number), kind.type, kind.tags] += count
-    for name, above in backlogs.items():
-        for (type_, tags), count in above.kinds.items():
-            pending[name, type_, tags] += count
     handled: dict[str, list[Interest]] = defaultdict(list)
-    for _, _, name, pattern, tags, _, owner, _ in db.run("handlers"):
+    for _, _, name, pattern, tags, _, owner, _ in session.db.run("handlers"):
         if owner not in dead_owners:
             handled[name].append(Interest(pattern, frozenset(split_tags(tags))))
     left: dict[str, int] = defaultdict(int)
-    for (name, type_, tags), count in pending.items():
-        if not any(each.wants(type_, split_tags(tags)) for each in handled[name]):
-            left[f"{name}/{type_}"] += count
+    for name, pending in waiting.items():
+        for (type_, tags), count in pending.kinds.items():
+            if not any(each.wants(type_, split_tags(tags)) for each in handled[name]):
+                left[f"{name}/{type_}"] += count
     return dict(left)

@@ -77,8 +77,6 @@ RELATIONS: Final[Mapping[str, pa.Schema]] = {
 }
 """What can be read, column by column: the two streams, and the unfinished deliveries as they stand."""
 
-Converter = Callable[[Any], Any]
-
 
 def _tags(joined: str | None) -> list[str] | None:
     return None if joined is None else joined.split(",") if joined else []
@@ -88,26 +86,20 @@ def _metadata(text: str | None) -> list[tuple[str, str]] | None:
     return None if text is None else list(orjson.loads(text).items())
 
 
-def _by_value(array: Any, convert: Callable[[str | None], Any], kind: pa.DataType) -> Any:
-    """Convert each different value once: of tags and metadata there are few beside the rows."""
-    coded = array.dictionary_encode(null_encoding="encode")
-    return pa.array([convert(each) for each in coded.dictionary.to_pylist()], kind).take(coded.indices)
-
-
-def converters(relation: str) -> dict[str, Converter]:
-    """Return how the columns are read that no database gives as they should be."""
-    found: dict[str, Converter] = {"tags": lambda array: _by_value(array, _tags, TAGS)}
-    if relation == "events":
-        found["metadata"] = lambda array: _by_value(array, _metadata, METADATA)
-    return found
+READ_FROM_TEXT: Final[Mapping[str, Callable[[str | None], Any]]] = {"tags": _tags, "metadata": _metadata}
+"""The columns that no database gives as they should be."""
 
 
 def to_batch(relation: str, columns: Sequence[str], arrays: Iterator[Any]) -> pa.RecordBatch:
     """Return the columns as a batch of the relation's own types; `tags` and `metadata` come as text."""
-    schema, convert = RELATIONS[relation], converters(relation)
-    made = [
-        convert[name](array) if name in convert else array if array.type == schema.field(name).type
-        else array.cast(schema.field(name).type)
-        for name, array in zip(columns, arrays, strict=True)
-    ]  # fmt: skip
-    return pa.record_batch(made, schema=pa.schema([schema.field(name) for name in columns]))
+    schema = pa.schema([RELATIONS[relation].field(name) for name in columns])
+    made = [_converted(field, array) for field, array in zip(schema, arrays, strict=True)]
+    return pa.record_batch(made, schema=schema)
+
+
+def _converted(field: pa.Field, array: Any) -> Any:
+    if read := READ_FROM_TEXT.get(field.name):
+        # Each different value is read once: of tags and metadata there are few beside the rows.
+        coded = array.dictionary_encode(null_encoding="encode")
+        return pa.array([read(each) for each in coded.dictionary.to_pylist()], field.type).take(coded.indices)
+    return array if array.type == field.type else array.cast(field.type)

@@ -1,12 +1,15 @@
 """Read single events, lists of them, and dead letters. Nothing here changes anything."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from heapq import heappop, heappush, merge
 from itertools import islice
+from math import inf
 from typing import Final
+
+import orjson
 
 from postbus.clock import from_micros
 from postbus.errors import InvalidRequest, NotFound, UnsafeStore
@@ -27,9 +30,10 @@ from postbus.store.arrays import unpack
 from postbus.store.audit import SPAN, entries_of
 from postbus.store.contract import PAGE_BYTES, DeadFilter, Fault
 from postbus.store.deliveries import block_from_row
-from postbus.store.depth import TOTAL_CAP, backlog
+from postbus.store.depth import END_OF_TIME, TOTAL_CAP, backlog
 from postbus.store.records import (
     decode_errors,
+    decoding,
     event_from_row,
     json_array,
     moment,
@@ -37,9 +41,8 @@ from postbus.store.records import (
     split_tags,
 )
 from postbus.store.session import Database, Row, Session
-from postbus.store.status import live_ids, states, states_of
+from postbus.store.status import live_ids, states
 
-END_OF_TIME: Final = (1 << 63) - 1
 FIRST_LOOK: Final = 25
 LONGEST_LOOK: Final = 400
 FIRST_CHUNK: Final = 64
@@ -66,7 +69,7 @@ def get(session: Session, event_id: int, subscription: str) -> Event:
     rows = session.db.run("event", (event_id,)) if 0 < event_id <= END_OF_TIME else []
     if not rows:
         raise NotFound(f"there is no event {event_id}")
-    return _event(rows[0], subscription, states_of(session, event_id))
+    return _event(rows[0], subscription, states(session, [event_id])[event_id])
 
 
 def known(session: Session, event_id: int, draft: Draft) -> Event:
@@ -75,7 +78,7 @@ def known(session: Session, event_id: int, draft: Draft) -> Event:
     if not rows:
         created_at = session.db.value("uid_since", (draft.uid,)) or session.now
         rows = [row_from_draft(draft, event_id, created_at)]
-    return _event(rows[0], "default", states_of(session, event_id))
+    return _event(rows[0], "default", states(session, [event_id])[event_id])
 
 
 def logs(session: Session, event_id: int) -> tuple[LogEntry, ...]:
@@ -85,17 +88,11 @@ def logs(session: Session, event_id: int) -> tuple[LogEntry, ...]:
 
 def _event(row: Row, subscription: str, deliveries: tuple[DeliveryState, ...]) -> Event:
     mine = next((state for state in deliveries if state.subscription == subscription), None)
-    if mine is None:
-        return event_from_row(row, status=None, updated_at=from_micros(row[9]), deliveries=deliveries)
-    return event_from_row(
-        row,
-        status=mine.status,
-        retry_count=mine.retry_count,
-        next_retry_at=mine.next_retry_at,
-        updated_at=mine.updated_at,
-        errors=mine.errors,
-        deliveries=deliveries,
-    )
+    with decoding():
+        if mine is None:
+            return event_from_row(row, updated_at=from_micros(row[9]), deliveries=deliveries)
+        stands = mine.status, mine.retry_count, mine.next_retry_at, mine.updated_at
+        return event_from_row(row, *stands, errors=mine.errors, deliveries=deliveries)
 
 
 def _shown(row: Row, subscription: str, deliveries: tuple[DeliveryState, ...]) -> Event:
@@ -103,9 +100,8 @@ def _shown(row: Row, subscription: str, deliveries: tuple[DeliveryState, ...]) -
     try:
         return _event(row, subscription, deliveries)
     except UnsafeStore as error:
-        sound = event_from_row((*row[:7], "null", "{}", *row[9:]), verified=False, metadata={"damaged": str(error)})
-        mine = [state for state in deliveries if state.subscription == subscription]
-        return replace(sound, status=mine[0].status, errors=mine[0].errors) if mine else sound
+        told = orjson.dumps({"damaged": str(error)}).decode()
+        return _event((*row[:7], "null", told, *row[9:12], None), subscription, deliveries)
 
 
 def rows_of(db: Database, ids: Sequence[int]) -> tuple[dict[int, Row], list[int]]:
@@ -133,49 +129,29 @@ def list_events(
     within: timedelta | None = None,
 ) -> Page[Event]:
     """Return a page of events, newest first; see the contract."""
-    below = END_OF_TIME if after is None else _number(str(after))
     meant = _meant(type, tags)
-    if within is not None:
-        return _newest(session, subscription, status, meant, limit=limit, below=below, within=within)
-    found = (each for each, hit in _matching(session, _ids(session, subscription, status, below), meant) if hit)
-    ids = list(islice(found, offset, offset + limit + 1))
-    items = _shown_all(session, ids[:limit], subscription)
-    total = _total(session, subscription, status, meant)
+    ids = _ids(session, subscription, status, END_OF_TIME if after is None else _number(str(after)))
+    ends = inf if within is None else time.monotonic() + within.total_seconds()
+    found: list[int] = []
+    looked = 0
+    for event_id, hit in _matching(session, ids, meant):
+        if hit:
+            found.append(event_id)
+        if len(found) > offset + limit or time.monotonic() > ends:
+            looked = event_id
+            break
+    items = _shown_all(session, found[offset : offset + limit], subscription)
+    if len(items) < len(found) - offset:
+        looked = items[-1].id
+    total = len(found) if within is not None else _total(session, subscription, status, meant)
     return Page(
         items=items,
         total=min(total, TOTAL_CAP),
         limit=limit,
         offset=offset,
-        total_capped=total > TOTAL_CAP,
-        next=items[-1].id if len(items) < len(ids) else None,
+        total_capped=within is not None or total > TOTAL_CAP,
+        next=looked or None,
     )
-
-
-def _newest(
-    session: Session,
-    subscription: str,
-    status: Status | None,
-    meant: Meant | None,
-    *,
-    limit: int,
-    below: int,
-    within: timedelta,
-) -> Page[Event]:
-    """Return the newest events that are found in time, and how far was looked; nothing is counted."""
-    ends = time.monotonic() + within.total_seconds()
-    looked, found = below, list[int]()
-    for event_id, hit in _matching(session, _ids(session, subscription, status, below), meant):
-        looked = event_id
-        if hit:
-            found.append(event_id)
-        if len(found) > limit or time.monotonic() > ends:
-            break
-    else:
-        looked = 0
-    items = _shown_all(session, found[:limit], subscription)
-    if len(items) < len(found):
-        looked = items[-1].id
-    return Page(items=items, total=len(found), limit=limit, offset=0, total_capped=True, next=looked or None)
 
 
 def _shown_all(session: Session, ids: Sequence[int], subscription: str) -> tuple[Event, ...]:
@@ -199,8 +175,8 @@ def _matching(session: Session, ids: Found, meant: Meant | None) -> Found:
     """Go through ids, of which only those of events that are in the log and meant count; ever more at a time."""
     size = FIRST_LOOK
     while chunk := list(islice(ids, size)):
-        rows = session.db.run("identities", (json_array(event_id for event_id, hit in chunk if hit),))
-        found = {row[0] for row in rows if meant is None or meant(row[2], row[3])}
+        rows = session.db.rows("stories", (json_array(event_id for event_id, hit in chunk if hit),))
+        found = {event_id for event_id, type_, tags, *_ in rows if meant is None or meant(type_, tags)}
         yield from ((event_id, event_id in found) for event_id, _ in chunk)
         size = min(2 * size, LONGEST_LOOK)
 
@@ -287,13 +263,10 @@ def _completed(session: Session, number: int, status: Status, below: int) -> Fou
     size = FIRST_WINDOW
     while (top := session.db.value("completed_top", (number, status, below))) is not None:
         low = max(0, top - size + 1)
-        if status is Status.COMPLETED:
-            found = _completed_between(session, number, low, below)
-        else:
-            found = _flawed_between(session, number, low, below)
+        found = _completed_between(session, number, status, low, below)
         ended = sorted(found - live_ids(session, found, number), reverse=True)
         if ended and low <= int(session.db.value("meta", ("pruned_through",))):
-            there = {row[0] for row in session.db.rows("present", (json_array(ended),))}
+            there = {row[0] for row in session.db.rows("stories", (json_array(ended),))}
             ended = [event_id for event_id in ended if event_id in there]
         yield from ((event_id, True) for event_id in ended)
         if not ended:
@@ -302,32 +275,38 @@ def _completed(session: Session, number: int, status: Status, below: int) -> Fou
         size = min(4 * size, LARGEST_WINDOW if len(found) < size // 4 else LARGE_WINDOW)
 
 
-def _completed_between(session: Session, number: int, low: int, below: int) -> set[int]:
-    """Return which events of low <= id < below were completed last of all: one by one, or in arrays."""
+def _completed_between(session: Session, number: int, status: Status, low: int, below: int) -> set[int]:
+    """Return which events of low <= id < below ended last of all with a status: one by one, or completed in arrays."""
     db = session.db
-    found = {row[0] for row in db.rows("completed_between", (number, Status.COMPLETED, low, below))}
-    entries: dict[int, int] = {}
-    for entry, packed in db.run("completed_arrays", (number, low, below)):
+    single: dict[int, int] = dict(db.rows("completed_between", (number, status, low, below)))
+    if status is Status.COMPLETED_WITH_ERRORS:
+        return single.keys() - _completed_later(session, number, single)
+    arrays: dict[int, int] = {}
+    for entry, *_, packed in db.run("arrays_between", (low, below - 1, number, Status.COMPLETED)):
         for event_id in unpack(packed):
             if low <= event_id < below:
-                entries[event_id] = max(entry, entries.get(event_id, 0))
-    if entries:
-        later = dict(db.rows("later_ends", (number, json_array(entries), min(entries.values()))))
-        found |= {event_id for event_id, entry in entries.items() if later.get(event_id, 0) < entry}
-    return found
+                arrays[event_id] = max(entry, arrays.get(event_id, 0))
+    later = dict(db.rows("later_ends", (number, json_array(arrays), min(arrays.values())))) if arrays else {}
+    return single.keys() | {event_id for event_id, entry in arrays.items() if later.get(event_id, 0) < entry}
 
 
-def _flawed_between(session: Session, number: int, low: int, below: int) -> set[int]:
-    """Return which of them were completed with errors, and not again, after a rewind, in an array."""
-    found: dict[int, int] = dict(
-        session.db.rows("completed_between", (number, Status.COMPLETED_WITH_ERRORS, low, below))
-    )
-    if found:
-        for entry, packed in session.db.run("completed_arrays", (number, low, below)):
-            for event_id in found.keys() & unpack(packed):
-                if found[event_id] < entry:
-                    del found[event_id]
-    return set(found)
+def _completed_later(session: Session, number: int, single: Mapping[int, int]) -> set[int]:
+    """Return which of these events, by their entry, were completed after it in an array: by a rewind.
+
+    They are few among many that are in arrays. Only the arrays that were written after an entry, and reach across its
+    event, are unpacked.
+    """
+    ids, around = sorted(single), set[int]()
+    if not ids:
+        return around
+    for entry, first, last in session.db.rows("array_spans", (number, ids[0], ids[-1])):
+        within = ids[bisect_left(ids, first) : bisect_right(ids, last)]
+        around.update(event_id for event_id in within if single[event_id] < entry)
+    if not around:
+        return around
+    arrays = session.db.run("arrays_between", (min(around), max(around), number, Status.COMPLETED))
+    found = [(entry, around.intersection(unpack(packed))) for entry, *_, packed in arrays]
+    return {event_id for entry, some in found for event_id in some if single[event_id] < entry}
 
 
 def _meant(event_type: str | None, tags: Sequence[str]) -> Meant | None:
@@ -393,23 +372,23 @@ def dead_keys(session: Session, which: DeadFilter, after: int | str | None) -> I
     rows: Iterator[Row] = merge(*parts, key=lambda row: (-row[2], -row[0], name(row[1])))
     if which.type is not None or which.before is not None:
         rows = (row for row in rows if _is_meant(session, which, row))
-    return rows if which.fault is None else _died_of(session, rows, which.fault)
+    if which.fault is None:
+        return rows
+    return (row for row, error in _with_error(session, rows) if ": ".join(cause(_last(error))) == which.fault)
 
 
 def _dead_of(session: Session, which: DeadFilter, number: int, after: int | str | None) -> Iterator[Row]:
     if which.event_id is not None:
-        return iter(session.db.run("dead_key", (number, which.event_id)))
+        return (row[:5] for row in session.db.run("dead_one", (number, which.event_id)))
     return session.db.iterate("dead_below", (number, *_keyset(session, after, number)))
 
 
-def _died_of(session: Session, rows: Iterator[Row], fault: str) -> Iterator[Row]:
-    """Leave out what died of something else; errors are read some at a time, since all together may be large."""
+def _with_error(session: Session, rows: Iterator[Row]) -> Iterator[tuple[Row, str | None]]:
+    """Go through dead letters with the last error of each: read some at a time, since all together may be large."""
     while chunk := list(islice(rows, LONGEST_LOOK)):
-        keys = [(number, event_id) for event_id, number, *_ in chunk]
-        errors = {(number, event_id): last for number, event_id, last in session.db.many("last_error", keys)}
-        for key, row in zip(keys, chunk, strict=True):
-            if ": ".join(cause(_last(errors.get(key)))) == fault:
-                yield row
+        found = session.db.many("last_error", [(number, event_id) for event_id, number, *_ in chunk])
+        errors = {(event_id, number): error for number, event_id, error in found}
+        yield from ((row, errors.get((row[0], row[1]))) for row in chunk)
 
 
 def faults(session: Session, limit: int) -> list[Fault]:
@@ -417,8 +396,8 @@ def faults(session: Session, limit: int) -> list[Fault]:
     found: list[Fault] = []
     size = 0
     for each in session.catalog.subscriptions():
-        number = session.catalog.number(each.name)
-        for event_id, kind, died_at, error in session.db.iterate("dead_newest", (number, limit)):
+        keys = _dead_of(session, DeadFilter(), session.catalog.number(each.name), None)
+        for (event_id, _, _, kind, died_at), error in _with_error(session, islice(keys, limit)):
             size += len(error or "")
             if size >= PAGE_BYTES:
                 return found
@@ -435,7 +414,7 @@ def _count_dead(session: Session, which: DeadFilter) -> int:
 
 def _dead_letter(session: Session, event_id: int, number: int) -> tuple[DeadLetter, int]:
     """Return a dead letter, and about how many bytes it has."""
-    ((kind, priority, attempts, errors, died_at, last_retry_at, created_at),) = session.db.run(
+    ((_, _, created_at, kind, died_at, priority, attempts, errors, last_retry_at),) = session.db.run(
         "dead_one", (number, event_id)
     )
     name = session.catalog.name(number)
@@ -444,7 +423,7 @@ def _dead_letter(session: Session, event_id: int, number: int) -> tuple[DeadLett
         lost, told = session.catalog.kind(session.db, kind), '{"damaged":"the event is not in the log"}'
         rows = [(event_id, "", lost.type, lost.tags, None, None, None, "null", told, created_at, priority, None, None)]
     letter = DeadLetter(
-        event=_shown(rows[0], name, states_of(session, event_id)),
+        event=_shown(rows[0], name, states(session, [event_id])[event_id]),
         subscription=name,
         attempts=attempts,
         errors=decode_errors(errors),

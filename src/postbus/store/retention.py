@@ -12,7 +12,7 @@ from postbus.store.deliveries import hold
 from postbus.store.followers import STATEMENTS, erased, span
 from postbus.store.records import checksum, json_array
 from postbus.store.session import Row, Session, bump
-from postbus.store.status import live_ids
+from postbus.store.status import find_unfinished, live_ids
 from postbus.store.unfinished import (
     END_OF_LOG,
     MOST_COUNTED,
@@ -20,7 +20,6 @@ from postbus.store.unfinished import (
     discard,
     discard_all,
     discard_rows,
-    find_unfinished,
     told_count,
 )
 

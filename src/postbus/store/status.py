@@ -1,36 +1,87 @@
-"""How events stand in subscriptions: decided here, in one order, wherever it is asked for.
+"""Where deliveries are, and how they stand: decided here, in one order, wherever it is asked for.
 
 By a delivery's row; by an unset bit of a block; above the cursor, if wanted, without a skip and not erased: pending;
 else by the last entry of the audit log.
 """
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from postbus.clock import from_micros
 from postbus.model import DeliveryState, State, Status
-from postbus.store.arrays import unpack, unpack_bits
-from postbus.store.audit import End, ends_of, ranges
+from postbus.store.audit import End, clusters, ends_of
 from postbus.store.deliveries import Block, block_from_row
 from postbus.store.records import decode_errors, decoding, json_array, moment
-from postbus.store.session import Row, Session
+from postbus.store.session import Session
 
 FINAL: Final = frozenset({Status.COMPLETED, Status.COMPLETED_WITH_ERRORS, Status.FAILED})
 """What the audit log alone may say of a delivery: one that is pending or leased has a place of its own."""
 
 
-def states_of(session: Session, event_id: int) -> tuple[DeliveryState, ...]:
-    """Return how an event stands in each subscription that has to do with it, by name."""
-    return states(session, [event_id])[event_id]
+class Unfinished(NamedTuple):
+    """A delivery that has not ended: `has_row` if something individual is known of it, `block` if it is leased."""
+
+    attempt: int
+    has_row: bool
+    state: int = State.PENDING
+    due_at: int | None = None
+    retry_count: int = 0
+    updated_at: int = 0
+    worker_id: str | None = None
+    errors: str | None = None
+    block: Block | None = None
+    place: int = 0
+
+    @property
+    def epoch(self) -> int | None:
+        """The epoch of its lease."""
+        return None if self.block is None else self.block.epoch(self.place)
+
+
+def find_unfinished(
+    session: Session, ids: Collection[int], subscription: int | None = None, *, errors: bool = False
+) -> dict[int, dict[int, Unfinished]]:
+    """Return which of these events each subscription, by its number, has still to finish: dead and parked ones too.
+
+    One statement looks at all places of an event: its snapshot sees it in just one, also while others move it on.
+    `subscription`: look at this one only. `errors`: read them, too, which may be large.
+    """
+    found: dict[int, dict[int, Unfinished]] = defaultdict(dict)
+    blocks: list[tuple[Block, Unfinished]] = []
+    for some in clusters(ids):
+        for number, event_id, type_, tags, block, packed, done, *stands in session.db.rows(
+            "places", (json_array(some), some[0], some[-1], subscription, errors)
+        ):
+            each = Unfinished._make((*stands, None, 0))
+            if block is not None:
+                row = (block, number, event_id, packed, done, each.worker_id, each.due_at, each.updated_at)
+                blocks.append((block_from_row(row), each))
+            elif type_ is None or session.catalog.wants(session.catalog.name(number), type_, tags):
+                found[number][event_id] = each
+    wanted = frozenset(ids)
+    for block, each in blocks:
+        for place in block.left():
+            if (event_id := block.ids[place]) in wanted:
+                row = found[block.subscription].get(event_id, each)
+                found[block.subscription][event_id] = row._replace(block=block, place=place)
+    return found
+
+
+def live_ids(session: Session, ids: Collection[int], subscription: int | None = None) -> set[int]:
+    """Return which of these events a subscription, or any, still has: in a row, leased, or above its cursor."""
+    return set[int]().union(*find_unfinished(session, ids, subscription).values())
 
 
 def states(session: Session, ids: Sequence[int]) -> dict[int, tuple[DeliveryState, ...]]:
-    """Return how each of these events stands."""
-    catalog, live, ends = session.catalog, _live(session, ids), ends_of(session, ids)
+    """Return how each of these events stands in each subscription that has to do with it, by name."""
+    catalog, unfinished, ends = session.catalog, find_unfinished(session, ids, errors=True), ends_of(session, ids)
     result: dict[int, tuple[DeliveryState, ...]] = {}
     for event_id in ids:
         found = {number: _ended(session, end) for number, end in ends[event_id].items() if end.status in FINAL}
-        found |= live[event_id]
+        for number, some in unfinished.items():
+            if event_id in some:
+                found[number] = _unfinished(session, number, some[event_id])
         # What a deleted subscription has done is shown until another one takes its name.
         named = {
             state.subscription: state
@@ -41,50 +92,33 @@ def states(session: Session, ids: Sequence[int]) -> dict[int, tuple[DeliveryStat
     return result
 
 
-def _live(session: Session, ids: Sequence[int]) -> dict[int, dict[int, DeliveryState]]:
-    """Return how each of these events stands where it is not ended, by the numbers of subscriptions."""
-    catalog, wanted = session.catalog, json_array(ids)
-    found: dict[int, dict[int, DeliveryState]] = {event_id: {} for event_id in ids}
-    with decoding():
-        for number, event_id, type_, tags, due_at, created_at in session.db.rows("above_cursors", (wanted,)):
-            if catalog.wants(catalog.name(number), type_, tags):
-                row = (number, event_id, State.PENDING, due_at, 0, 0, created_at, None, None)
-                found[event_id][number] = _state(session, row, None)
-        leased = _leased(session, ids)
-        for (number, event_id), block in leased.items():
-            row = (number, event_id, State.LEASED, None, 1, 0, block.claimed_at, block.worker_id, None)
-            found[event_id][number] = _state(session, row, block)
-        for row in session.db.rows("rows_of_events", (wanted,)):
-            found[row[1]][row[0]] = _state(session, row, leased.get((row[0], row[1])))
-    return found
-
-
-def _leased(session: Session, ids: Sequence[int]) -> dict[tuple[int, int], Block]:
-    """Return the blocks that hold these events, by subscription and event."""
-    wanted = frozenset(ids)
-    found: dict[tuple[int, int], Block] = {}
-    for first, last in ranges(ids):
-        for block in map(block_from_row, session.db.rows("blocks_between", (first, last))):
-            for event_id in wanted.intersection(block.ids[place] for place in block.left()):
-                found[block.subscription, event_id] = block
-    return found
-
-
-def _state(session: Session, row: Row, block: Block | None) -> DeliveryState:
-    number, _, state, due_at, attempt, retry_count, updated_at, worker_id, errors = row
-    return DeliveryState(
-        subscription=session.catalog.name(number),
-        status=State(state).status,
-        attempt=attempt,
-        retry_count=retry_count,
-        next_retry_at=moment(due_at) if state == State.PENDING and due_at > session.now else None,
-        updated_at=from_micros(updated_at),
-        worker_id=block.worker_id if block else worker_id,
-        lease_until=from_micros(block.due_at) if block else None,
-        lease_expired=block is not None and block.due_at <= session.now,
-        errors=decode_errors(errors),
-        parked=state == State.PARKED,
+def settled(session: Session, event_id: int, subscriptions: Iterable[str]) -> bool:
+    """Return whether an event is neither pending nor leased in any of these subscriptions."""
+    unfinished = find_unfinished(session, [event_id])
+    numbers = {session.catalog.known_number(name) for name in subscriptions}
+    return not any(
+        number in numbers and found[event_id].state in (State.PENDING, State.LEASED)
+        for number, found in unfinished.items()
     )
+
+
+def _unfinished(session: Session, number: int, each: Unfinished) -> DeliveryState:
+    block = each.block
+    later = each.state == State.PENDING and each.due_at is not None and each.due_at > session.now
+    with decoding():
+        return DeliveryState(
+            subscription=session.catalog.name(number),
+            status=State(each.state).status,
+            attempt=each.attempt,
+            retry_count=each.retry_count,
+            next_retry_at=moment(each.due_at) if later else None,
+            updated_at=from_micros(each.updated_at),
+            worker_id=block.worker_id if block else each.worker_id,
+            lease_until=from_micros(block.due_at) if block else None,
+            lease_expired=block is not None and block.due_at <= session.now,
+            errors=decode_errors(each.errors),
+            parked=each.state == State.PARKED,
+        )
 
 
 def _ended(session: Session, end: End) -> DeliveryState:
@@ -100,30 +134,3 @@ def _ended(session: Session, end: End) -> DeliveryState:
         lease_expired=False,
         errors=decode_errors(end.errors),
     )
-
-
-def settled(session: Session, event_id: int, subscriptions: Iterable[str]) -> bool:
-    """Return whether an event is neither pending nor leased in any of these subscriptions."""
-    live = {session.catalog.name(number): state for number, state in _live(session, [event_id])[event_id].items()}
-    return not any(
-        name in live and live[name].status in (Status.PENDING, Status.PROCESSING) and not live[name].parked
-        for name in subscriptions
-    )
-
-
-def live_ids(session: Session, ids: Collection[int], subscription: int | None = None) -> set[int]:
-    """Return which of these events a subscription, or any, still has: in a row, leased, or above its cursor."""
-    wanted = frozenset(ids)
-    found: set[int] = set()
-    if not wanted:
-        return found
-    for number, event_id, events, done, type_, tags in session.db.rows(
-        "places", (json_array(ids), min(wanted), max(wanted), subscription)
-    ):
-        if done is not None:
-            left = unpack_bits(done)
-            held = unpack(events) if events else (event_id,)
-            found.update(wanted.intersection(each for place, each in enumerate(held) if not left >> place & 1))
-        elif type_ is None or session.catalog.wants(session.catalog.name(number), type_, tags):
-            found.add(event_id)
-    return found

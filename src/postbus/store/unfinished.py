@@ -1,14 +1,13 @@
 """What a subscription has not finished: rows, leases, and what its cursor has still to come to; and its end."""
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Mapping
+from typing import Final
 
 from postbus.model import Action, Mode
-from postbus.store.audit import Entry, ranges
+from postbus.store.audit import Entry
 from postbus.store.deliveries import Block, Changes, block_from_row
-from postbus.store.records import json_array
 from postbus.store.session import Session
+from postbus.store.status import Unfinished, find_unfinished
 
 CHUNK: Final = 1_000
 COUNTED: Final = 500_000
@@ -16,38 +15,6 @@ COUNTED: Final = 500_000
 MOST_COUNTED: Final = 10_000
 """How far is counted inside a write transaction."""
 END_OF_LOG: Final = (1 << 63) - 1
-
-
-class Unfinished(NamedTuple):
-    """A delivery that has not ended: `block` if it is leased, `has_row` if something individual is known of it."""
-
-    attempt: int
-    has_row: bool
-    block: Block | None = None
-    place: int = 0
-
-    @property
-    def epoch(self) -> int | None:
-        """The epoch of its lease."""
-        return None if self.block is None else self.block.epoch(self.place)
-
-
-def find_unfinished(session: Session, ids: Sequence[int]) -> dict[int, dict[int, Unfinished]]:
-    """Return which of these events each subscription, by its number, has still to finish: dead and parked ones too."""
-    catalog, array, wanted = session.catalog, json_array(ids), frozenset(ids)
-    found: dict[int, dict[int, Unfinished]] = defaultdict(dict)
-    for number, event_id, type_, tags, *_ in session.db.rows("above_cursors", (array,)):
-        if catalog.wants(catalog.name(number), type_, tags):
-            found[number][event_id] = Unfinished(0, has_row=False)
-    for number, event_id, _, _, attempt, *_ in session.db.rows("rows_of_events", (array,)):
-        found[number][event_id] = Unfinished(attempt, has_row=True)
-    for first, last in ranges(ids):
-        for block in map(block_from_row, session.db.rows("blocks_between", (first, last))):
-            for place in block.left():
-                if (event_id := block.ids[place]) in wanted:
-                    row = found[block.subscription].get(event_id, Unfinished(1, has_row=False))
-                    found[block.subscription][event_id] = row._replace(block=block, place=place)
-    return found
 
 
 def leased_after(session: Session, number: int, position: int) -> list[tuple[Block, int]]:

@@ -183,13 +183,13 @@ WITH RECURSIVE present (priority) AS (
 SELECT priority FROM present WHERE priority IS NOT NULL;
 
 -- name: due_any
-SELECT event_id FROM postbus.deliveries
+SELECT postbus.micros(due_at) FROM postbus.deliveries
  WHERE state = 0 AND subscription = $1 AND alone = ($2 = 1) AND priority = $3 AND due_at <= postbus.at($4)
    AND (due_at, event_id) > (postbus.at(greatest($5, 0)), $6)
  ORDER BY due_at, event_id LIMIT $7;
 
 -- name: due_kind
-SELECT event_id FROM postbus.deliveries
+SELECT postbus.micros(due_at) FROM postbus.deliveries
  WHERE state = 0 AND subscription = $1 AND alone = ($2 = 1) AND priority = $3 AND due_at <= postbus.at($4)
    AND (due_at, event_id) > (postbus.at(greatest($5, 0)), $6) AND kind = $8
  ORDER BY due_at, event_id LIMIT $7;
@@ -245,15 +245,6 @@ SELECT number, subscription, first_id, ids, done, worker_id, until, claimed_at
 -- name: blocks_before
 SELECT number, subscription, first_id, ids, done, worker_id, until, claimed_at
   FROM postbus.leases WHERE number < $1 ORDER BY number LIMIT $2 FOR UPDATE;
-
--- name: blocks_between
--- The blocks of any subscription that may hold events of a range.
-SELECT b.number, b.subscription, b.first_id, b.ids, b.done, b.worker_id, b.until, b.claimed_at
-  FROM postbus.subscriptions AS s
- CROSS JOIN LATERAL (SELECT v.number, v.subscription, v.first_id, v.ids, v.done, v.worker_id, v.until, v.claimed_at
-                       FROM postbus.leases AS v
-                      WHERE v.subscription = s.number AND v.first_id <= $2 AND v.first_id > $1 - 16384 AND v.last_id >= $1
-                     OFFSET 0) AS b;
 
 -- name: blocks_below
 SELECT number, subscription, first_id, ids, done, worker_id, until, claimed_at
@@ -346,8 +337,11 @@ SELECT id, first_id, subscription, action, postbus.micros(created_at), status, a
   FROM postbus.event_log WHERE last_id IS NULL AND first_id = $1 ORDER BY id DESC;
 
 -- name: arrays_between
+-- What may tell of events of a range: of a subscription, and with a status, if these are given.
 SELECT id, subscription, action, postbus.micros(created_at), status, worker_id, postbus.ids_of(first_id, last_id, ids)
-  FROM postbus.event_log WHERE last_id IS NOT NULL AND first_id <= $2 AND first_id > $1 - 16384 AND last_id >= $1;
+  FROM postbus.event_log
+ WHERE last_id IS NOT NULL AND first_id <= $2 AND first_id > $1 - 16384 AND last_id >= $1
+   AND ($3::integer IS NULL OR subscription = $3) AND ($4::text IS NULL OR status = $4);
 
 -- name: ends_of
 -- What tells how an event last stood in each subscription that has no delivery of it any more.
@@ -621,6 +615,69 @@ DELETE FROM postbus.staged WHERE part < (SELECT coalesce(min(part), 922337203685
 -- name: drop_old_sunk
 DELETE FROM postbus.sunk WHERE created_at < postbus.at($1);
 
+-- ── extract: read by COPY, as far as columns are asked for ───────────────────────────────────────────────────────────
+
+-- name: extract_events
+SELECT id, uid, type, tags, key, title, description, payload, metadata, created_at, priority::integer AS priority, max_retries
+  FROM postbus.events WHERE id > $1 AND id <= $2 ORDER BY id;
+
+-- name: extract_audit
+-- Either end of the range may lie within a row.
+SELECT e.id, e.event_id, coalesce(s.name, f.name, '') AS subscription, e.action, e.created_at, e.status, e.attempt, e.epoch,
+       e.worker_id, e.status_code, e.error_type, e.error_message, e.execution_time_ms, e.type, e.tags,
+       e.priority::integer AS priority, e.event_created_at, e.ready_at, e.claimed_at, e.retry_count, e.errors
+  FROM (SELECT l AS line, l.id, coalesce(l.entries, 1) AS entries FROM postbus.event_log AS l
+         WHERE l.id >= $1 >> 10 << 10 AND l.id <= $2 ORDER BY l.id) AS r
+ CROSS JOIN LATERAL generate_series(greatest(0, $1 + 1 - r.id)::integer,
+                                    least(r.entries - 1, $2 - r.id)::integer) AS k (n)
+ CROSS JOIN LATERAL postbus.entry(r.line, k.n) AS e
+  LEFT JOIN postbus.subscriptions AS s ON s.number = e.subscription
+  LEFT JOIN postbus.former_subscriptions AS f ON f.number = e.subscription
+ ORDER BY e.id;
+
+-- name: extract_deliveries
+-- What is unfinished, wherever it is: in a row, in a block without a row, or where a cursor has still to come to.
+WITH leased AS MATERIALIZED (
+    SELECT b.subscription, postbus.event_at(b.first_id, b.last_id, b.ids, p.place) AS event_id, b.due_at, b.claimed_at,
+           b.worker_id
+      FROM postbus.blocks AS b
+     CROSS JOIN LATERAL generate_series(0, postbus.size_of(b.first_id, b.last_id, b.ids) - 1) AS p (place)
+     WHERE NOT postbus.is_done(b.done, p.place)),
+standing AS (
+    SELECT d.subscription, d.event_id,
+           CASE d.state WHEN 1 THEN 'PROCESSING' WHEN 2 THEN 'FAILED' ELSE 'PENDING' END AS status,
+           coalesce(l.due_at, d.due_at) AS due_at, d.ready_at, d.updated_at, d.claimed_at, d.attempt, d.retry_count,
+           d.worker_id, d.errors, d.died_at
+      FROM postbus.deliveries AS d
+      LEFT JOIN leased AS l ON l.subscription = d.subscription AND l.event_id = d.event_id
+     WHERE d.event_id > $1 AND d.event_id <= $2
+     UNION ALL
+    SELECT l.subscription, l.event_id, 'PROCESSING', l.due_at, NULL, l.claimed_at, l.claimed_at, 1, 0, l.worker_id,
+           NULL, NULL
+      FROM leased AS l
+     WHERE l.event_id > $1 AND l.event_id <= $2
+       AND NOT EXISTS (SELECT 1 FROM postbus.deliveries AS d
+                        WHERE d.subscription = l.subscription AND d.event_id = l.event_id)
+     UNION ALL
+    SELECT c.subscription, e.id, 'PENDING', coalesce(e.due_at, e.created_at), NULL, e.created_at, NULL, 0, 0, NULL,
+           NULL, NULL
+      FROM postbus.cursors AS c
+      JOIN postbus.subscriptions AS s ON s.number = c.subscription
+      JOIN postbus.events AS e ON e.id > $1 AND e.id <= $2 AND e.erased_at IS NULL
+           AND postbus.wants(s.patterns, s.tags, e.type, e.tags)
+     WHERE CASE WHEN e.id > c.position
+                THEN NOT EXISTS (SELECT 1 FROM postbus.skips AS k
+                                  WHERE k.subscription = c.subscription AND k.event_id = e.id)
+                ELSE c.missing @> e.id
+                     OR EXISTS (SELECT 1 FROM postbus.gaps AS g
+                                 WHERE g.subscription = c.subscription AND g.ids @> e.id) END)
+SELECT t.event_id, s.name AS subscription, t.status, e.type, postbus.sorted(e.tags) AS tags, e.priority::integer AS priority,
+       e.created_at, t.due_at, coalesce(t.ready_at, e.due_at, e.created_at) AS ready_at, t.updated_at, t.claimed_at,
+       t.attempt, t.retry_count, t.worker_id, t.errors, t.died_at
+  FROM standing AS t JOIN postbus.subscriptions AS s ON s.number = t.subscription
+  LEFT JOIN postbus.events AS e ON e.id = t.event_id
+ ORDER BY t.event_id, s.name COLLATE "C";
+
 -- ── restore ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 -- name: jump
@@ -642,56 +699,41 @@ UPDATE postbus.meta SET value = $1 WHERE key = 'log_id';
 
 -- ── lookups ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
--- name: above_cursors
--- Where these events are above cursors, or missing below them, and not dealt with.
-SELECT c.subscription, e.id, e.type, e.tags, postbus.micros(coalesce(e.due_at, e.created_at)), postbus.micros(e.created_at)
+-- name: places
+-- Where a subscription (none: any) still has these events: where its cursor has still to come to (the only form with type
+-- and tags; most lie below the cursor, and are not looked up), in a row (of which $5 tells whether its errors are wanted, which may be large), or in a block that may hold
+-- some (the only form with a number). One statement: its snapshot sees each event in just one place, or in a block and its
+-- held row.
+SELECT c.subscription, e.id, e.type, e.tags, NULL::bigint, NULL::bigint[], NULL::bytea, 0, false, 0,
+       postbus.micros(coalesce(e.due_at, e.created_at)), 0, postbus.micros(e.created_at), NULL, NULL
   FROM postbus.cursors AS c
  CROSS JOIN unnest(translate($1, '[]', '{}')::bigint[]) AS wanted (id)
  CROSS JOIN LATERAL (SELECT v.id, v.type, v.tags, v.due_at, v.created_at FROM postbus.events AS v
-                      WHERE v.id = wanted.id AND v.erased_at IS NULL OFFSET 0) AS e
- WHERE CASE WHEN e.id > c.position
-            THEN (SELECT 1 FROM postbus.skips AS k WHERE k.subscription = c.subscription AND k.event_id = e.id) IS NULL
-            ELSE c.missing @> e.id
-                 OR EXISTS (SELECT 1 FROM postbus.gaps AS g WHERE g.subscription = c.subscription AND g.ids @> e.id) END;
-
--- name: rows_of_events
-SELECT d.subscription, d.event_id, d.state, postbus.micros(d.due_at), d.attempt, d.retry_count,
-       postbus.micros(d.updated_at), d.worker_id, d.errors
+                      WHERE v.id = wanted.id AND v.erased_at IS NULL
+                        AND (wanted.id > c.position OR c.missing @> wanted.id
+                             OR EXISTS (SELECT 1 FROM postbus.gaps AS g
+                                         WHERE g.subscription = c.subscription AND g.ids @> wanted.id))
+                     OFFSET 0) AS e
+ WHERE ($4::integer IS NULL OR c.subscription = $4)
+   AND (e.id <= c.position
+        OR (SELECT 1 FROM postbus.skips AS k WHERE k.subscription = c.subscription AND k.event_id = e.id) IS NULL)
+UNION ALL
+SELECT d.subscription, d.event_id, NULL, NULL, NULL, NULL, NULL, d.attempt, true, d.state, postbus.micros(d.due_at),
+       d.retry_count, postbus.micros(d.updated_at), d.worker_id, CASE WHEN $5::boolean THEN d.errors END
   FROM postbus.subscriptions AS s
  CROSS JOIN unnest(translate($1, '[]', '{}')::bigint[]) AS wanted (id)
- CROSS JOIN LATERAL (SELECT v.subscription, v.event_id, v.state, v.due_at, v.attempt, v.retry_count, v.updated_at,
+ CROSS JOIN LATERAL (SELECT v.subscription, v.event_id, v.attempt, v.state, v.due_at, v.retry_count, v.updated_at,
                             v.worker_id, v.errors FROM postbus.deliveries AS v
-                      WHERE v.subscription = s.number AND v.event_id = wanted.id OFFSET 0) AS d;
-
--- name: places
--- Where a subscription (none: any) still has these events: in a row, leased, or where its cursor has still to come to (the
--- only form with type and tags). One statement: its snapshot sees each event in just one place.
-SELECT d.subscription, d.event_id, NULL, NULL, NULL, NULL
-  FROM postbus.subscriptions AS s
- CROSS JOIN unnest(translate($1, '[]', '{}')::bigint[]) AS wanted (id)
- CROSS JOIN LATERAL (SELECT v.subscription, v.event_id FROM postbus.deliveries AS v
                       WHERE v.subscription = s.number AND v.event_id = wanted.id OFFSET 0) AS d
  WHERE $4::integer IS NULL OR s.number = $4
 UNION ALL
-SELECT s.number, postbus.event_at(b.first_id, b.last_id, b.ids, p.place), NULL, NULL, NULL, NULL
+SELECT b.subscription, b.first_id, NULL, NULL, b.number, b.ids, b.done, 1, false, 1, b.until, 0, b.claimed_at, b.worker_id, NULL
   FROM postbus.subscriptions AS s
- CROSS JOIN LATERAL (SELECT v.first_id, v.last_id, v.ids, v.done FROM postbus.blocks AS v
+ CROSS JOIN LATERAL (SELECT v.subscription, v.first_id, v.number, v.ids, v.done, v.until, v.claimed_at, v.worker_id
+                       FROM postbus.leases AS v
                       WHERE v.subscription = s.number AND v.first_id <= $3 AND v.first_id > $2 - 16384 AND v.last_id >= $2
                      OFFSET 0) AS b
- CROSS JOIN LATERAL generate_series(0, postbus.size_of(b.first_id, b.last_id, b.ids) - 1) AS p (place)
- WHERE ($4::integer IS NULL OR s.number = $4) AND NOT postbus.is_done(b.done, p.place)
-   AND postbus.event_at(b.first_id, b.last_id, b.ids, p.place) = ANY (translate($1, '[]', '{}')::bigint[])
-UNION ALL
-SELECT c.subscription, e.id, NULL, NULL, e.type, e.tags
-  FROM postbus.cursors AS c
- CROSS JOIN unnest(translate($1, '[]', '{}')::bigint[]) AS wanted (id)
- CROSS JOIN LATERAL (SELECT v.id, v.type, v.tags FROM postbus.events AS v
-                      WHERE v.id = wanted.id AND v.erased_at IS NULL OFFSET 0) AS e
- WHERE ($4::integer IS NULL OR c.subscription = $4)
-   AND CASE WHEN e.id > c.position
-            THEN (SELECT 1 FROM postbus.skips AS k WHERE k.subscription = c.subscription AND k.event_id = e.id) IS NULL
-            ELSE c.missing @> e.id
-                 OR EXISTS (SELECT 1 FROM postbus.gaps AS g WHERE g.subscription = c.subscription AND g.ids @> e.id) END;
+ WHERE $4::integer IS NULL OR s.number = $4;
 
 -- name: above_below
 -- What a cursor has still to come to, newest first: above it, and of what is missing what is there.
@@ -746,9 +788,10 @@ SELECT c.first_id, max(c.id) FROM postbus.event_log AS c
            AND (l.status IS NOT NULL OR l.action IN ('DISCARDED', 'ERASED')) LIMIT 1) IS NULL
  GROUP BY c.first_id;
 
--- name: completed_arrays
-SELECT id, postbus.ids_of(first_id, last_id, ids) FROM postbus.event_log
- WHERE last_id IS NOT NULL AND first_id < $3 AND first_id > $2 - 16384 AND last_id >= $2
+-- name: array_spans
+-- Between which events the arrays of completed ones reach.
+SELECT id, first_id, last_id FROM postbus.event_log
+ WHERE last_id IS NOT NULL AND first_id <= $3 AND first_id > $2 - 16384 AND last_id >= $2
    AND subscription = $1 AND status = 'COMPLETED';
 
 -- name: later_ends
@@ -760,47 +803,29 @@ SELECT wanted.id, max(l.id)
                         AND (v.status IS NOT NULL OR v.action IN ('DISCARDED', 'ERASED')) OFFSET 0) AS l
  GROUP BY wanted.id;
 
--- name: present
-SELECT e.id FROM unnest(translate($1, '[]', '{}')::bigint[]) AS wanted (id)
- CROSS JOIN LATERAL (SELECT v.id FROM postbus.events AS v WHERE v.id = wanted.id OFFSET 0) AS e;
-
 -- name: first_events
 -- Where the first events end, and how many they are.
 SELECT max(id), count(*) FROM (SELECT id FROM postbus.events ORDER BY id LIMIT $1) AS first;
 
--- name: dead_key
-SELECT event_id, subscription, postbus.micros(created_at), kind, postbus.micros(died_at)
-  FROM postbus.deliveries WHERE subscription = $1 AND event_id = $2 AND state = 2;
-
 -- name: dead_one
-SELECT kind, priority, attempt, errors, postbus.micros(died_at), postbus.micros(last_retry_at), postbus.micros(created_at)
+SELECT event_id, subscription, postbus.micros(created_at), kind, postbus.micros(died_at), priority, attempt, errors,
+       postbus.micros(last_retry_at)
   FROM postbus.deliveries WHERE subscription = $1 AND event_id = $2 AND state = 2;
 
 -- name: last_error
 -- Without its traceback: those of many letters may be large.
 SELECT d.subscription, d.event_id,
-       CASE WHEN e.error IS NOT NULL
-            THEN json_build_array(json_build_object('type', e.error -> 'type', 'message', e.error -> 'message', 'attempt',
-                                                    e.error -> 'attempt', 'worker_id', e.error -> 'worker_id', 'at',
-                                                    e.error -> 'at', 'handler', e.error -> 'handler'))::text END
-  FROM postbus.deliveries AS d CROSS JOIN LATERAL (SELECT d.errors::json -> -1 AS error OFFSET 0) AS e
- WHERE d.subscription = $1 AND d.event_id = $2 AND d.state = 2;
-
--- name: dead_newest
-SELECT d.event_id, d.kind, postbus.micros(d.died_at),
-       CASE WHEN e.error IS NOT NULL
-            THEN json_build_array(json_build_object('type', e.error -> 'type', 'message', e.error -> 'message', 'attempt',
-                                                    e.error -> 'attempt', 'worker_id', e.error -> 'worker_id', 'at',
-                                                    e.error -> 'at', 'handler', e.error -> 'handler'))::text END
-  FROM postbus.deliveries AS d CROSS JOIN LATERAL (SELECT d.errors::json -> -1 AS error OFFSET 0) AS e
- WHERE d.state = 2 AND d.state >= 2 AND d.subscription = $1 ORDER BY d.created_at DESC, d.event_id DESC LIMIT $2;
+       CASE WHEN d.error IS NOT NULL
+            THEN json_build_array(json_build_object('type', d.error -> 'type', 'message', d.error -> 'message', 'attempt',
+                                                    d.error -> 'attempt', 'worker_id', d.error -> 'worker_id', 'at',
+                                                    d.error -> 'at', 'handler', d.error -> 'handler'))::text END
+  FROM jsonb_array_elements($1::jsonb) AS r
+ CROSS JOIN LATERAL (SELECT v.subscription, v.event_id, v.errors::json -> -1 AS error FROM postbus.deliveries AS v
+                      WHERE v.subscription = (r ->> 0)::integer AND v.event_id = (r ->> 1)::bigint AND v.state = 2
+                     OFFSET 0) AS d;
 
 -- name: count_dead
 SELECT count(*) FROM (SELECT 1 FROM postbus.deliveries WHERE state = 2 AND state >= 2 AND subscription = $1 LIMIT $2) AS counted;
-
--- name: kinds_of
-SELECT DISTINCT e.type, e.tags FROM unnest(translate($1, '[]', '{}')::bigint[]) AS wanted (id)
- CROSS JOIN LATERAL (SELECT v.type, v.tags FROM postbus.events AS v WHERE v.id = wanted.id OFFSET 0) AS e;
 
 -- name: backlog
 -- The next events above a cursor by type and tags, and with the first of them those that are missing below it: how many
@@ -823,18 +848,16 @@ SELECT w.type, w.tags, count(*) FILTER (WHERE w.waits), count(*) FILTER (WHERE w
  GROUP BY w.type, w.tags;
 
 -- name: depth
-SELECT subscription, count(*), count(*) FILTER (WHERE due_at > postbus.at($1)),
+-- Pending rows by kind: how many, how many of them later, since when the first is due.
+SELECT subscription, kind, count(*), count(*) FILTER (WHERE due_at > postbus.at($1)),
        postbus.micros(min(due_at) FILTER (WHERE due_at <= postbus.at($1)))
-  FROM postbus.deliveries WHERE state = 0 GROUP BY subscription;
+  FROM postbus.deliveries WHERE state = 0 GROUP BY subscription, kind;
 
 -- name: dead_depth
 SELECT subscription, count(*) FROM postbus.deliveries WHERE state = 2 AND state >= 2 GROUP BY subscription;
 
 -- name: parked_depth
 SELECT subscription, count(*) FROM postbus.deliveries WHERE state = 3 AND state >= 2 GROUP BY subscription;
-
--- name: depth_by_kind
-SELECT subscription, kind, count(*) FROM postbus.deliveries WHERE state = 0 GROUP BY subscription, kind;
 
 -- name: count_completed
 -- Rows off the index, and of arrays what a row stands for beside itself.

@@ -149,14 +149,6 @@ SELECT kind FROM present
                 WHERE d.state = 0 AND d.subscription = ?1 AND d.alone = ?2 AND d.kind = present.kind
                   AND d.priority = ?3 AND d.due_at <= ?4);
 
--- name: next_due_any
-SELECT min(due_at) FROM deliveries INDEXED BY deliveries_any
- WHERE state = 0 AND subscription = ? AND alone = ? AND priority = ? AND due_at > ?;
-
--- name: next_due_kind
-SELECT min(due_at) FROM deliveries INDEXED BY deliveries_due
- WHERE state = 0 AND subscription = ? AND alone = ? AND priority = ? AND due_at > ? AND kind = ?;
-
 -- name: next_lease_end
 SELECT min(due_at) FROM blocks WHERE subscription = ? AND due_at > ?;
 
@@ -278,8 +270,10 @@ SELECT id, first_id, subscription, action, created_at, status, attempt, epoch, w
   FROM event_log INDEXED BY event_log_event WHERE last_id IS NULL AND first_id = ? ORDER BY id DESC;
 
 -- name: arrays_between
+-- What may tell of events of a range: of a subscription, and with a status, if these are given.
 SELECT id, subscription, action, created_at, status, worker_id, ids FROM event_log INDEXED BY event_log_arrays
- WHERE last_id IS NOT NULL AND first_id <= ?2 AND first_id > ?1 - 16384 AND last_id >= ?1;
+ WHERE last_id IS NOT NULL AND first_id <= ?2 AND first_id > ?1 - 16384 AND last_id >= ?1
+   AND (?3 IS NULL OR subscription = ?3) AND (?4 IS NULL OR status = ?4);
 
 -- name: ends_of
 -- What tells how an event last stood in each subscription that has no delivery of it any more.
@@ -484,43 +478,29 @@ UPDATE cursors
 
 -- ── lookups ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
--- name: above_cursors
--- Where these events are above cursors, and not dealt with.
-SELECT json_group_array(json_array(c.subscription, e.id, e.type, e.tags, coalesce(e.due_at, e.created_at), e.created_at))
-  FROM cursors AS c CROSS JOIN json_each(?1) AS wanted CROSS JOIN events AS e ON e.id = wanted.value
- WHERE wanted.value > c.position AND e.erased_at IS NULL
-   AND NOT EXISTS (SELECT 1 FROM skips AS s WHERE s.subscription = c.subscription AND s.event_id = e.id);
-
--- name: rows_of_events
-SELECT json_group_array(json_array(d.subscription, d.event_id, d.state, d.due_at, d.attempt, d.retry_count,
-                                   d.updated_at, d.worker_id, d.errors))
-  FROM subscriptions AS s CROSS JOIN json_each(?1) AS wanted CROSS JOIN deliveries AS d
-    ON d.subscription = s.number AND d.event_id = wanted.value;
-
--- name: blocks_between
--- The blocks of any subscription that may hold events of a range.
-SELECT json_group_array(json_array(b.number, b.subscription, b.first_id, hex(b.ids), hex(b.done), b.worker_id, b.due_at,
-                                   b.claimed_at))
-  FROM subscriptions AS s CROSS JOIN blocks AS b INDEXED BY blocks_ids ON b.subscription = s.number
- WHERE b.first_id <= ?2 AND b.first_id > ?1 - 16384 AND b.last_id >= ?1;
-
 -- name: places
--- Where a subscription (none: any) still has these events: a row, a block that may hold some (the only form with `done`),
--- or above its cursor (the only one with type and tags). One statement: its snapshot sees each event in just one place.
-SELECT json_group_array(json_array(subscription, event_id, ids, done, type, tags))
-  FROM (SELECT d.subscription, d.event_id, NULL AS ids, NULL AS done, NULL AS type, NULL AS tags
+-- Where a subscription (none: any) still has these events: above its cursor (the only form with type and tags), in a row
+-- (of which ?5 tells whether its errors are wanted, which may be large), or in a block that may hold some (the only form
+-- with a number). One statement: its snapshot sees each event in just one place, or in a block and its held row.
+SELECT json_group_array(json_array(subscription, event_id, type, tags, number, ids, done, attempt, has_row, state, due_at,
+                                   retry_count, updated_at, worker_id, errors))
+  FROM (SELECT c.subscription, e.id AS event_id, e.type, e.tags, NULL AS number, NULL AS ids, NULL AS done, 0 AS attempt,
+               0 AS has_row, 0 AS state, coalesce(e.due_at, e.created_at) AS due_at, 0 AS retry_count,
+               e.created_at AS updated_at, NULL AS worker_id, NULL AS errors
+          FROM cursors AS c CROSS JOIN json_each(?1) AS wanted CROSS JOIN events AS e ON e.id = wanted.value
+         WHERE wanted.value > c.position AND e.erased_at IS NULL AND (?4 IS NULL OR c.subscription = ?4)
+           AND NOT EXISTS (SELECT 1 FROM skips AS s WHERE s.subscription = c.subscription AND s.event_id = e.id)
+        UNION ALL
+        SELECT d.subscription, d.event_id, NULL, NULL, NULL, NULL, NULL, d.attempt, 1, d.state, d.due_at,
+               d.retry_count, d.updated_at, d.worker_id, iif(?5, d.errors, NULL)
           FROM subscriptions AS s CROSS JOIN json_each(?1) AS wanted CROSS JOIN deliveries AS d
             ON d.subscription = s.number AND d.event_id = wanted.value
          WHERE ?4 IS NULL OR s.number = ?4
         UNION ALL
-        SELECT b.subscription, b.first_id, hex(b.ids), hex(b.done), NULL, NULL
+        SELECT b.subscription, b.first_id, NULL, NULL, b.number, hex(b.ids), hex(b.done), 1, 0, 1, b.due_at, 0,
+               b.claimed_at, b.worker_id, NULL
           FROM subscriptions AS s CROSS JOIN blocks AS b INDEXED BY blocks_ids ON b.subscription = s.number
-         WHERE b.first_id <= ?3 AND b.first_id > ?2 - 16384 AND b.last_id >= ?2 AND (?4 IS NULL OR s.number = ?4)
-        UNION ALL
-        SELECT c.subscription, e.id, NULL, NULL, e.type, e.tags
-          FROM cursors AS c CROSS JOIN json_each(?1) AS wanted CROSS JOIN events AS e ON e.id = wanted.value
-         WHERE wanted.value > c.position AND e.erased_at IS NULL AND (?4 IS NULL OR c.subscription = ?4)
-           AND NOT EXISTS (SELECT 1 FROM skips AS s WHERE s.subscription = c.subscription AND s.event_id = e.id));
+         WHERE b.first_id <= ?3 AND b.first_id > ?2 - 16384 AND b.last_id >= ?2 AND (?4 IS NULL OR s.number = ?4));
 
 -- name: above_below
 SELECT json_group_array(json_array(id, type, tags))
@@ -574,9 +554,10 @@ SELECT json_group_array(json_array(event_id, entry))
                               AND (l.status IS NOT NULL OR l.action IN ('DISCARDED', 'ERASED')))
          GROUP BY c.first_id);
 
--- name: completed_arrays
-SELECT id, ids FROM event_log INDEXED BY event_log_arrays
- WHERE last_id IS NOT NULL AND first_id < ?3 AND first_id > ?2 - 16384 AND last_id >= ?2
+-- name: array_spans
+-- Between which events the arrays of completed ones reach.
+SELECT json_group_array(json_array(id, first_id, last_id)) FROM event_log INDEXED BY event_log_arrays
+ WHERE last_id IS NOT NULL AND first_id <= ?3 AND first_id > ?2 - 16384 AND last_id >= ?2
    AND subscription = ?1 AND status = 'COMPLETED';
 
 -- name: later_ends
@@ -588,18 +569,12 @@ SELECT json_group_array(json_array(event_id, entry))
          WHERE l.subscription = ?1 AND (l.status IS NOT NULL OR l.action IN ('DISCARDED', 'ERASED'))
          GROUP BY wanted.value);
 
--- name: present
-SELECT json_group_array(json_array(e.id)) FROM json_each(?1) AS wanted CROSS JOIN events AS e ON e.id = wanted.value;
-
 -- name: first_events
 -- Where the first events end, and how many they are.
 SELECT max(id), count(*) FROM (SELECT id FROM events ORDER BY id LIMIT ?);
 
--- name: dead_key
-SELECT event_id, subscription, created_at, kind, died_at FROM deliveries WHERE subscription = ? AND event_id = ? AND state = 2;
-
 -- name: dead_one
-SELECT kind, priority, attempt, errors, died_at, last_retry_at, created_at
+SELECT event_id, subscription, created_at, kind, died_at, priority, attempt, errors, last_retry_at
   FROM deliveries WHERE subscription = ? AND event_id = ? AND state = 2;
 
 -- name: last_error
@@ -607,12 +582,6 @@ SELECT kind, priority, attempt, errors, died_at, last_retry_at, created_at
 SELECT subscription, event_id, CASE WHEN json_array_length(errors) > 0
                                     THEN json_array(json_remove(json_extract(errors, '$[#-1]'), '$.traceback')) END
   FROM deliveries WHERE subscription = ? AND event_id = ? AND state = 2;
-
--- name: dead_newest
-SELECT event_id, kind, died_at, CASE WHEN json_array_length(errors) > 0
-                                     THEN json_array(json_remove(json_extract(errors, '$[#-1]'), '$.traceback')) END
-  FROM deliveries INDEXED BY deliveries_dead
- WHERE state = 2 AND subscription = ? ORDER BY created_at DESC, event_id DESC LIMIT ?;
 
 -- name: count_dead
 SELECT count(*) FROM (SELECT 1 FROM deliveries INDEXED BY deliveries_dead WHERE state = 2 AND subscription = ? LIMIT ?);
@@ -631,9 +600,6 @@ WITH RECURSIVE present (kind) AS (
       FROM present WHERE present.kind IS NOT NULL)
 SELECT kind FROM present WHERE kind IS NOT NULL;
 
--- name: kinds_of
-SELECT DISTINCT e.type, e.tags FROM json_each(?1) AS wanted CROSS JOIN events AS e ON e.id = wanted.value;
-
 -- name: backlog
 -- The next events above a cursor by type and tags: how many wait, how many of them until later, since when the first is
 -- due; how many these are with those dealt with early, and the last one.
@@ -645,9 +611,10 @@ SELECT type, tags, sum(waits), sum(waits AND due > ?4), min(CASE WHEN waits AND 
  GROUP BY type, tags;
 
 -- name: depth
--- In order of the index: nothing is sorted.
-SELECT subscription, count(*), sum(due_at > ?1), min(CASE WHEN due_at <= ?1 THEN due_at END)
-  FROM deliveries INDEXED BY deliveries_any WHERE state = 0 GROUP BY subscription;
+-- Pending rows by kind: how many, how many of them later, since when the first is due. In order of the index: nothing is
+-- sorted.
+SELECT subscription, kind, count(*), sum(due_at > ?1), min(CASE WHEN due_at <= ?1 THEN due_at END)
+  FROM deliveries INDEXED BY deliveries_due WHERE state = 0 GROUP BY subscription, alone, kind;
 
 -- name: dead_depth
 SELECT subscription, count(*) FROM deliveries INDEXED BY deliveries_dead WHERE state = 2 GROUP BY subscription;
@@ -656,10 +623,6 @@ SELECT subscription, count(*) FROM deliveries INDEXED BY deliveries_dead WHERE s
 -- Only ordered subscriptions have such rows, and few others.
 SELECT d.subscription, count(*) FROM subscriptions AS s CROSS JOIN deliveries AS d ON d.subscription = s.number
  WHERE s.mode = 'ordered' AND d.state = 3 GROUP BY d.subscription;
-
--- name: depth_by_kind
-SELECT subscription, kind, count(*) FROM deliveries INDEXED BY deliveries_due WHERE state = 0
- GROUP BY subscription, alone, kind;
 
 -- name: count_completed
 -- Rows off the index, and of arrays what a row stands for beside itself.
