@@ -80,6 +80,32 @@ def test_what_is_unfinished_or_dead_stays_and_holds_nothing_else_back(op: Operat
     assert [op.actions(event) for event in done] == [[]] * 4
 
 
+def test_what_waits_for_its_worker_stays_and_the_rest_goes(op: Operator):
+    """Events that no worker handles, and those of an idle subscription: all of theirs stay, nothing else (P.5, I14)."""
+    op.subscription("idle", ["mine"])
+    kinds = ["a", "orphan", "mine", "a"] * 25
+    events = ids(op.publish_all(*[{"type": kind} for kind in kinds]))
+    orphans, mine = events[1::4], events[2::4]
+    while taken := op.claim(30, interests=wanting("a")):
+        op.store.settle([Settlement(each.lease, DONE, "w", None, 1.0) for each in taken])
+    assert op.store.prunable(Stream.EVENTS, events[-1]) == 50
+    assert sum(step.removed for step in prune(op.store, events[-1], limit=7)) == 50
+    assert there(op) == sorted(orphans + mine)
+
+    for delivery in op.take_all(interests=wanting("orphan", "mine")):
+        op.settle(delivery)
+    assert sum(step.removed for step in prune(op.store, events[-1])) == 25
+    assert there(op) == mine
+
+    late = op.publish("mine")
+    taken = op.take_all("idle")
+    assert ids(taken) == [*mine, late.id], "its cursor passes what was pruned, and misses nothing"
+    for delivery in [*taken, op.take()]:
+        op.settle(delivery)
+    assert sum(step.removed for step in prune(op.store, late.id)) == 26
+    assert there(op) == []
+
+
 def test_what_would_go_can_be_counted_before(op: Operator):
     """It is what goes then, what was held by an earlier pruning included, and counting changes nothing (P.5)."""
     events = worked(op, 4)

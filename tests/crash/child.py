@@ -37,6 +37,9 @@ from tests.crash import plants
 
 Config = dict[str, Any]
 PAUSE = threading.Event()
+FIRST_SETTLED = threading.Event()
+"""What handlers of events that are to be settled later wait for."""
+FIRST_SETTLED.set()
 
 
 def tell(**fields: Any) -> None:
@@ -70,6 +73,43 @@ def die_at(name: str, hit: int) -> None:
                     die()
 
     set_probe(hook)
+
+
+class Halt:
+    """Kills or suspends this process, once, in the midst of a claim, or of settling several deliveries of a block.
+
+    Then one delivery of that block is settled before the others, whose handlers wait for that.
+    """
+
+    def __init__(self, verb: str, name: str, number: int, count: int, *, one_writer: bool) -> None:
+        """Send this process a signal at a probe of `claim` or `settle`, of a block of `count`."""
+        self._verb, self._name, self._number, self._count = verb, name, number, count
+        self._one_writer = one_writer
+        self._lock = threading.Lock()
+        self._handled = self._batches = 0
+        if verb == "settle":
+            FIRST_SETTLED.clear()
+        set_probe(self._come_by)
+
+    def _come_by(self, name: str) -> None:
+        with self._lock:
+            self._handled += name == "handled"
+        if name == "settling":
+            self._batches += 1
+            FIRST_SETTLED.set()
+            while self._batches == 1 and self._handled < self._count:
+                PAUSE.wait(0.001)
+        if name == self._name and self._is_meant():
+            set_probe(None)
+            # To this very thread: it must not go on until another one has taken the signal.
+            signal.pthread_kill(threading.get_ident(), self._number)
+
+    def _is_meant(self) -> bool:
+        own = threading.current_thread().name == f"postbus-{self._verb}"
+        if self._verb == "claim":
+            return own
+        # A heartbeat that comes at the same moment may commit for both.
+        return self._batches == 2 and (own or self._one_writer)
 
 
 class LogFile(logging.Handler):
@@ -106,6 +146,8 @@ def handler(config: Config) -> Callable[[Event, Context], None]:
                 raise ValueError("asked for by its payload")
             case "pause":
                 PAUSE.wait(0.01)
+            case "wait":
+                FIRST_SETTLED.wait()
 
     return handle
 
@@ -366,6 +408,8 @@ def play(config: Config) -> None:
         plants.PLANTS[config["plant"]]()
     if config.get("probe"):
         die_at(*config["probe"])
+    if config.get("halt"):
+        Halt(*config["halt"], one_writer=config["url"].startswith("sqlite:"))
     with suppress(LeaseLost):
         ROLES[config["role"]](config)
 

@@ -143,14 +143,15 @@ class Nursery:
             stdout=subprocess.PIPE,
         )
 
-    def begin(self, **config: Any) -> None:
-        """Have a worker more."""
-        config = self._trial.config("work", **config)
+    def begin(self, trial: "Trial | None" = None, **config: Any) -> int:
+        """Have a worker more, of its own trial if none is given; return its process id."""
+        config = (trial or self._trial).config("work", **config)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(config).encode() + b"\n")
         self._process.stdin.flush()
         self.crew.append(int(self._process.stdout.readline()))
+        return self.crew[-1]
 
     def kill(self) -> None:
         """Kill the one that has been at work for the longest."""
@@ -214,16 +215,18 @@ class Trial:
             **config,
         }
 
-    def publish(self, wishes: Iterable[str]) -> None:
+    def publish(self, wishes: Iterable[str], name: str = "p", **fields: Any) -> list[int]:
         """Publish, from the test itself, events that ask their handlers for something; write them down."""
         events = [
-            NewEvent(type="trial.event", payload={"do": wish}, uid=f"p-{number}") for number, wish in enumerate(wishes)
+            NewEvent(type="trial.event", payload={"do": wish}, uid=f"{name}-{number}", **fields)
+            for number, wish in enumerate(wishes)
         ]
         bus = EventBus(self.url)
         stored = bus.publish_many(events)
         bus.shutdown()
         told = {"uids": [event.uid for event in stored], "ids": [event.id for event in stored]}
-        History(self.folder / "journal-p", "test").note("publish", OK, **told)
+        History(self.folder / f"journal-{name}", "test").note("publish", OK, **told)
+        return told["ids"]
 
     def run(self, role: str, **config: Any) -> None:
         """Run a child to its end, which must be a good one."""

@@ -2,8 +2,10 @@
 
 import signal
 
+import pytest
+
 from postbus import EventBus
-from tests.crash.processes import Trial
+from tests.crash.processes import Trial, until
 from tests.kinds import mostly_on_sqlite
 
 POISON = 400
@@ -50,3 +52,29 @@ def test_killers_in_a_row_die_one_by_one(trial: Trial):
     assert codes[-1] == 0
     assert (stats.completed, stats.dead, errors) == (38, 2, [4, 4])
     assert trial.verdicts() == []
+
+
+UNRUN = "a worker claims last attempts ahead of its handlers: it names no Claim.free, and SQLite's claim ignores that"
+
+
+@mostly_on_sqlite
+@pytest.mark.parametrize(
+    "prefetch",
+    [pytest.param(5, marks=pytest.mark.slow), pytest.param(50, marks=pytest.mark.xfail(strict=True, reason=UNRUN))],
+)
+def test_a_killed_worker_ends_only_the_last_attempts_that_it_had_begun(trial: Trial, prefetch: int):
+    """What may not be tried again and was claimed without having been begun is not lost with the process."""
+    trial.publish(["succeed"] * 100, max_retries=0)
+    worker = trial.start("work", gate=str(trial.folder / "never"), options={"concurrency": 5, "prefetch": prefetch})
+    until(lambda: len(trial.executions()) == 5, "five handlers hang")
+    worker.kill()
+    begun = {each.event_id for each in trial.executions()}
+    trial.run("drain")
+
+    bus = EventBus(trial.url)
+    dead = {letter.event.id for letter in bus.dlq.list(limit=100)}
+    stats = bus.stats().subscriptions[0]
+    bus.shutdown()
+    assert dead == begun
+    assert (stats.completed, stats.dead) == (95, 5)
+    assert trial.verdicts(allowed=1) == []

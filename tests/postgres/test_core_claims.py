@@ -306,6 +306,33 @@ def test_the_last_attempt_is_in_a_block_of_its_own(bus: Client):
     assert bus.claim(allowed=1).lone == more
 
 
+@pytest.mark.parametrize("low", [0, 1])
+def test_a_claim_that_leaves_some_of_what_is_due_says_that_there_is_more(bus: Client, low: int):
+    """Last attempts wait for a free handler, also beside a row of negative priority: the worker asks again (I10)."""
+    bus.publish(*[{"max_retries": 0}] * 3, *[{"priority": -1}] * low)
+    assert bus.claim(wanted='[["nobody", []]]').state == "empty"  # it makes rows of all of them
+    asked = Claim("default", "w", "o", limit=10, free=2, shared=True)
+    first = bus.store.claim(asked)
+    assert (len(first.deliveries), first.more) == (2 + low, True)
+    second = bus.store.claim(asked)
+    assert (len(second.deliveries), second.more) == (1, False)
+
+
+@pytest.mark.parametrize("low", [0, 1])
+def test_a_claim_that_leaves_what_is_too_far_away_says_that_there_is_more(bus: Client, low: int):
+    """What is due first decides which ids fit into the block: the rest is due as well, and follows at once (I10)."""
+    (far,) = bus.publish({})
+    bus.run("SELECT setval('postbus.events_id_seq', 20000)")
+    (near, *_) = bus.publish({}, *[{"priority": -1}] * low)
+    assert bus.claim(wanted='[["nobody", []]]').state == "empty"
+    bus.run("UPDATE postbus.deliveries SET due_at = postbus.now() WHERE event_id = $1", far)
+    asked = Claim("default", "w", "o", limit=10, shared=True)
+    first = bus.store.claim(asked)
+    assert (first.deliveries[0].id, len(first.deliveries), first.more) == (near, 1 + low, True)
+    second = bus.store.claim(asked)
+    assert ([each.id for each in second.deliveries], second.more) == ([far], False)
+
+
 def test_a_suspect_runs_alone(bus: Client):
     """Whose lease expired is claimed by itself, and only by who holds nothing else (I7)."""
     ids = bus.publish({}, {})

@@ -10,6 +10,7 @@ import pytest
 
 from postbus.errors import InvalidRequest, NotFound
 from postbus.model import AttemptError, Dead, Done, DoneWithErrors, Mode, Outcome, Retry, Stream
+from postbus.pattern import Interest
 from postbus.payload import drafts
 from postbus.retry import RetryPolicy
 from postbus.store import followers, leases
@@ -115,6 +116,22 @@ def test_a_heartbeat_waits_for_nobody(store: PostgresStore, url: str, connect: C
         second.lease._replace(epoch=7)
     }
     assert query(url, far) == [(first.id,), (second.id,)]
+
+
+def test_a_kind_is_registered_though_subscriptions_changed_within_its_transaction(
+    store: PostgresStore, other: PostgresStore, url: str
+):
+    """What a transaction has still to write outlives what it remembers: else no claim by type finds the row (I10)."""
+    publish(store, "a", "a")
+    first, second = store.claim(Claim("default", "w", "o", limit=2, shared=True)).deliveries
+    assert query(url, "SELECT type FROM kinds") == []
+    with store.transaction() as tx:
+        assert tx.settle(Settlement(first.lease, Retry(timedelta(0), ERROR), "w")) is Settled.APPLIED
+        other.create_subscription("s", ["b"], [], mode=Mode.QUEUE, lease=None, retry=None, start="now")
+        assert tx.settle(Settlement(second.lease, Done(), "w")) is Settled.APPLIED
+    assert query(url, "SELECT type FROM kinds") == [("a",)]
+    again = store.claim(Claim("default", "w", "o", interests=(Interest("a"),))).deliveries
+    assert [(each.id, each.attempt) for each in again] == [(first.id, 2)]
 
 
 # ── subscriptions ────────────────────────────────────────────────────────────────────────────────────────────────────

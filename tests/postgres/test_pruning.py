@@ -8,13 +8,13 @@ import psycopg
 import pytest
 
 from postbus.errors import Conflict, InvalidRequest, UnsafeStore
-from postbus.model import Stream
+from postbus.model import Pruned, Stream
 from postbus.payload import draft
 from postbus.store import Log, grant_roles, log_of, open_store
 from postbus.store.contract import Settlement
 from postbus.testing import FrozenClock
 from tests.conftest import Crew
-from tests.contract.stores import DONE, Operator
+from tests.contract.stores import DONE, Operator, ids
 from tests.postgres.server import Server, query
 from tests.postgres.server import server as the_server
 from tests.postgres.test_plans import LARGE, cost
@@ -53,6 +53,27 @@ def test_nothing_is_pruned_above_what_an_open_transaction_may_still_bring(op: Op
     assert op.store.prune(Stream.EVENTS, after=0, through=5).removed == 5
     late.commit()
     assert op.store.span(Stream.EVENTS).head == held + 1
+
+
+def test_a_stalled_transaction_keeps_what_it_brings_and_holds_back_nothing_older(op: Operator, connect: Connect):
+    """Beside it, what came before goes; after its commit all else goes, and its events stay to be handled (C3, P.5)."""
+    work(op, 20)
+    stalled = connect(autocommit=False)
+    held = [insert(stalled) for _ in range(3)]
+    work(op, 20)
+    assert op.store.span(Stream.EVENTS).head == 20
+    assert op.store.prune(Stream.EVENTS, after=0, through=20) == Pruned(20, 0, 20, done=True)
+    last = query(op.store.url, "SELECT max(id) FROM events")[0][0]
+    assert query(op.store.url, "SELECT count(*) FROM events") == [(20,)], "its own are not visible yet"
+
+    stalled.commit()
+    assert query(op.store.url, "SELECT missing @> 22::bigint FROM cursors WHERE subscription = 1") == [(True,)]
+    assert op.store.prune(Stream.EVENTS, after=20, through=last) == Pruned(20, 3, last, done=True)
+    assert query(op.store.url, "SELECT id FROM events ORDER BY id") == [(each,) for each in held]
+    taken = op.take_all()
+    assert ids(taken) == held, "passed before they were there, and still to come"
+    op.store.settle([Settlement(each.lease, DONE, "w", execution_time_ms=1.0) for each in taken])
+    assert op.store.prune(Stream.EVENTS, after=0, through=last) == Pruned(3, 0, last, done=True)
 
 
 def test_pruning_waits_for_whoever_makes_a_subscription_and_sees_it(

@@ -1,8 +1,10 @@
 """`postbus.spark.facts`: what the audit log tells, against the log itself."""
 
+from collections.abc import Iterator
 from datetime import timedelta
 from math import ceil
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -10,7 +12,11 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as fn
 
 from postbus.fingerprint import fingerprint
+from postbus.model import Dead, Delivery, Event, Retry, Stream
+from postbus.retry import RetryPolicy
 from postbus.spark import facts
+from postbus.store.contract import DeadFilter, Settled, Settlement
+from tests.contract.stores import DEAD, DONE, FLAWED, RETRY, Operator, Site, site_of
 from tests.spark.history import Frames, Rows, frames, live, read
 
 SEEN = (
@@ -67,6 +73,109 @@ def test_a_fact_is_one_row_an_ended_delivery_and_the_latest_is_current(rows: Row
     found = told.join(standing, "id", "left").orderBy("id").collect()
     assert [tuple(row[name] for name in SEEN) for row in found] == [expected(row) for row in ends]
     assert sorted(row["id"] for row in found if row["stands"]) == sorted(latest.values())
+
+
+@pytest.fixture
+def site(kind: str, tmp_path: Path) -> Iterator[Site]:
+    """Give a place for a store, with a clock that stands still."""
+    site = site_of(kind, tmp_path)
+    yield site
+    site.close()
+
+
+class Shop:
+    """Works in blocks, fails, retries, dies and loses workers, and writes down each end as a fact should tell it."""
+
+    def __init__(self, op: Operator) -> None:
+        """Begin with an empty log."""
+        self.ends: list[tuple[Any, ...]] = []
+        self._op = op
+        self._chance = Random(7)
+        self._events: dict[int, Event] = {}
+        self._ready: dict[tuple[int, str], Any] = {}
+        """When an attempt after the first fell due."""
+        self._unfinished: set[tuple[int, str]] = set()
+        """Dead letters, and what no worker ever reported."""
+
+    def turn(self, number: int) -> None:
+        """Publish, and have each subscription work off some of what is due, each time in one block."""
+        op, chance = self._op, self._chance
+        kinds = ("order.placed", "order.paid", "mail.sent")
+        news = [{"type": chance.choice(kinds), "tags": list("ab"[: chance.randrange(3)])} for _ in range(20)]
+        published = op.publish_all(*({**new, "priority": chance.choice([0, 0, 3])} for new in news))
+        self._events |= {event.id: event for event in published}
+        for name in ("default", "mail"):
+            op.clock.advance(1.25)
+            taken = op.claim(chance.randint(5, 30), name, f"{name}:{number % 3}", shared=True)
+            op.clock.advance(0.5)
+            self._settle(name, taken, op.clock.now() - timedelta(seconds=0.5))
+
+    def end(self) -> None:
+        """Bring all that is left to an end, that of lost workers and dead letters included."""
+        op = self._op
+        op.end_leases()
+        assert op.store.expire(None, RetryPolicy()) > 0
+        assert op.store.retry_dead(DeadFilter(), "ops") > 0
+        self._ready |= dict.fromkeys(self._unfinished, op.clock.now())
+        op.clock.advance(60)
+        for name in ("default", "mail"):
+            while taken := op.claim(100, name, "late", shared=True):
+                op.clock.advance(0.25)
+                self._settle(name, taken, op.clock.now() - timedelta(seconds=0.25), last=True)
+
+    def _settle(self, name: str, taken: list[Delivery], claimed: Any, *, last: bool = False) -> None:
+        reported = [each for each in taken if last or self._chance.random() < 0.9]
+        self._unfinished |= {(each.id, name) for each in taken if each not in reported}
+        outcomes = [DONE] if last else [DONE, DONE, DONE, FLAWED, RETRY, DEAD]
+        told = [
+            Settlement(
+                each.lease, self._chance.choice(outcomes), each.worker_id, None, self._chance.randrange(4_000) / 8
+            )
+            for each in reported
+        ]
+        assert set(self._op.store.settle(told)) <= {Settled.APPLIED}
+        for delivery, settlement in zip(reported, told, strict=True):
+            key = delivery.id, name
+            if isinstance(settlement.outcome, Retry):
+                self._ready[key] = self._op.clock.now() + settlement.outcome.after
+                continue
+            self.ends.append(self._fact(name, delivery, settlement, claimed))
+            if isinstance(settlement.outcome, Dead):
+                self._unfinished.add(key)
+
+    def _fact(self, name: str, delivery: Delivery, told: Settlement, claimed: Any) -> tuple[Any, ...]:
+        event, finished = self._events[delivery.id], self._op.clock.now()
+        ready = self._ready.get((event.id, name), event.created_at)
+        outcomes = {DONE: ("COMPLETED", None), FLAWED: ("COMPLETED_WITH_ERRORS", "oops"), DEAD: ("FAILED", "oops")}
+        outcome, message = outcomes[told.outcome]
+        error = None if message is None else "ValueError"
+        return (
+            event.id, name, event.type, tuple(sorted(event.tags)), event.priority, outcome, delivery.attempt,
+            delivery.worker_id, (claimed - ready).total_seconds(), told.execution_time_ms,
+            (finished - event.created_at).total_seconds(), error, message,
+        )  # fmt: skip
+
+
+def test_facts_are_told_though_the_events_were_pruned(spark: SparkSession, site: Site):
+    """All that a fact says stands in the audit log, blocks told of together included: it needs no event (P.4, P.5)."""
+    op = Operator(site.open(), site.clock)
+    op.subscription("mail", ["mail.*"])
+    shop = Shop(op)
+    for number in range(12):
+        shop.turn(number)
+    shop.end()
+    unfinished = op.publish("order.placed")
+    assert {end[5] for end in shop.ends} == {"COMPLETED", "COMPLETED_WITH_ERRORS", "FAILED"}
+    assert len({end[:2] for end in shop.ends}) < len(shop.ends), "some dead letters were retried and ended again"
+    assert op.store.prune(Stream.EVENTS, after=0, through=unfinished.id).removed == 12 * 20
+    assert [event.id for event in op.list(limit=1_000)] == [unfinished.id]
+
+    audit = spark.read.format("postbus").option("url", site.url).option("stream", "audit").load()
+    found = [
+        tuple(tuple(sorted(row[name])) if name == "tags" else row[name] for name in SEEN[1:])
+        for row in facts.facts(audit).collect()
+    ]
+    assert sorted(found, key=str) == sorted(shop.ends, key=str)
 
 
 def test_messages_of_the_same_error_have_the_same_fingerprint(spark: SparkSession):

@@ -1348,7 +1348,7 @@ BEGIN
     until := postbus.micros(term);
     -- What was found to be due and did not fit, is left.
     more := left_over OR NOT coalesce(ended, false) OR n + cardinality(lone_ids) >= most
-            OR cardinality(plain_places) + cardinality(held_places) < cardinality(due.ids);
+            OR cardinality(plain_places) + cardinality(held_places) < cardinality(due.ids) + lows;
     IF NOT suspect AND due.reached < moment THEN -- what is put back from now on is due at this moment or later
         reached := postbus.micros(due.reached);
         reached_id := due.reached_id;
