@@ -22,8 +22,8 @@ class Claiming:
     worker_id: str
     owner: str
 
-    def claim(self, subscription: str, limit: int, *, alone: bool) -> Claimed:
-        """Claim up to `limit` deliveries of a subscription for this process's handlers; see `Queue.claim`.
+    def claim(self, subscription: str, limit: int, *, alone: bool, free: int | None = None) -> Claimed:
+        """Claim up to `limit` deliveries of a subscription for this process's handlers; see `Claim`.
 
         A handler whose breaker is open gets nothing, and when it is time, one probe.
         """
@@ -39,7 +39,7 @@ class Claiming:
         if any(probe.suspect for probe in probes):
             return Claimed(tuple(probes))
         wanted = self.execution.handlers.interests(subscription)
-        claimed = self._ask(subscription, wanted, tuple(blocked), limit, alone=alone and not probes)
+        claimed = self._ask(subscription, wanted, tuple(blocked), limit, alone=alone and not probes, free=free)
         return replace(claimed, deliveries=(*probes, *claimed.deliveries)) if probes else claimed
 
     def _ask(
@@ -50,6 +50,7 @@ class Claiming:
         limit: int,
         *,
         alone: bool,
+        free: int | None = None,
     ) -> Claimed:
         return self.store.claim(
             Claim(
@@ -62,6 +63,7 @@ class Claiming:
                 lease=self.execution.lease,
                 policy=self.execution.policy,
                 alone=alone,
+                free=free,
                 shared=not any(
                     each.transactional for each in self.execution.handlers.all() if each.subscription == subscription
                 ),

@@ -237,6 +237,11 @@ class Delivery:
         return self.retry.max_retries if self.event.max_retries is None else self.event.max_retries
 
     @property
+    def is_last(self) -> bool:
+        """Whether this attempt may not be repeated, as far as event and subscription say."""
+        return self.attempt > self.max_retries
+
+    @property
     def subscription(self) -> str:
         """The subscription it is on its way to."""
         return self.lease.subscription

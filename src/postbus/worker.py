@@ -57,6 +57,8 @@ class Worker:
         self._seconds = 0.0
         self._alone = False
         self._draining = False
+        self._lasts = False
+        """Whether the last claim met last attempts, or may have: of these none is claimed ahead of the handlers."""
         self._look_again_at = 0.0
         self._threads = ThreadLane(execution, settings.concurrency, self._take_report)
         self._async = AsyncLane(execution, settings.concurrency, self._take_report, self._go_on, loop)
@@ -170,7 +172,7 @@ class Worker:
             claimed = self._claim(name, max(1, self._room() // len(names)))
             if claimed.deliveries and claimed.more:
                 pause = 0.0
-            elif claimed.next_due is not None:
+            elif claimed.next_due is not None and (self._free() or not self._lasts):
                 pause = min(pause, max((claimed.next_due - self._store.now()).total_seconds(), 0.001))
             if self._is_busy():
                 break
@@ -199,12 +201,18 @@ class Worker:
         held = len(self._held)
         if held and (self._alone or self._draining):
             return True
+        if self._lasts and not self._free():
+            return True
         limit, concurrency = self._limit(), self._settings.concurrency
         # Handlers this quick keep Python's lock all the time: claiming beside them would only slow both down, unless
         # a server does the claiming.
         quick = self._in_file and self._seconds * limit < QUICK_SECONDS * concurrency
         wanted = limit - concurrency if quick else (limit - concurrency) // STEPS
         return held >= limit or (held >= concurrency and limit - held < wanted)
+
+    def _free(self) -> int:
+        """Return how many handlers have nothing to do."""
+        return max(0, self._settings.concurrency - len(self._held))
 
     def _room(self) -> int:
         return self._limit() - len(self._held)
@@ -220,8 +228,9 @@ class Worker:
         return max(concurrency, min(most, int(concurrency * HOLD_SECONDS / self._seconds)))
 
     def _claim(self, subscription: str, limit: int) -> Claimed:
+        free = self._free()
         try:
-            claimed = self._claiming.claim(subscription, limit, alone=not self._held)
+            claimed = self._claiming.claim(subscription, limit, alone=not self._held, free=free)
         except UnsafeStore as error:
             self.error = error
             raise
@@ -232,6 +241,7 @@ class Worker:
             for name, state in tuple(self._execution.breakers.items()):
                 figures.listener.broken(name, state)
         self._draining |= claimed.suspects
+        self._lasts = any(each.is_last for each in claimed.deliveries) or not (claimed.deliveries or free)
         self._dispatch(claimed.deliveries)
         return claimed
 
@@ -249,6 +259,10 @@ class Worker:
             runs = [self._execution.begin(delivery) for delivery in deliveries]
             awaited = [run for run in runs if run.is_async]
             plain = [run for run in runs if not run.is_async] if awaited else runs
+            if self._lasts and (lasts := [run for run in plain if run.delivery.is_last]):
+                self._threads.submit(lasts, 1)  # there is a handler for each; in a chunk they would wait
+                plain = [run for run in plain if not run.delivery.is_last]
+                untaken = [run.delivery for run in (*plain, *awaited)]
             if plain:
                 self._threads.submit(plain, self._chunk(len(plain)))
                 untaken = [run.delivery for run in awaited]

@@ -54,13 +54,10 @@ def test_killers_in_a_row_die_one_by_one(trial: Trial):
     assert trial.verdicts() == []
 
 
-UNRUN = "a worker claims last attempts ahead of its handlers: it names no Claim.free, and SQLite's claim ignores that"
-
-
 @mostly_on_sqlite
 @pytest.mark.parametrize(
     "prefetch",
-    [pytest.param(5, marks=pytest.mark.slow), pytest.param(50, marks=pytest.mark.xfail(strict=True, reason=UNRUN))],
+    [pytest.param(5, marks=pytest.mark.slow), 50],
 )
 def test_a_killed_worker_ends_only_the_last_attempts_that_it_had_begun(trial: Trial, prefetch: int):
     """What may not be tried again and was claimed without having been begun is not lost with the process."""

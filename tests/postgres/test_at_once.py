@@ -101,6 +101,7 @@ def test_claims_of_many_workers_are_one_statement(op: Operator, begun: list[None
 def test_rows_that_another_holds_are_passed_over(op: Operator, site: Site):
     """Nobody waits for anybody: the next ones are as good."""
     op.store.release([each.lease for each in op.claim(9)], ME)
+    site.clock.advance(1)
     with psycopg.connect(site.url) as holder:
         holder.execute("SELECT 1 FROM postbus.deliveries WHERE event_id IN (2, 4) FOR UPDATE")
         assert ids(op.claim(3)) == [3, 5, 6]
@@ -112,6 +113,7 @@ def test_rows_that_another_holds_are_passed_over(op: Operator, site: Site):
 def test_a_row_that_comes_up_behind_what_was_taken_is_found(op: Operator, site: Site):
     """A claim begins where the last one stopped; when that finds nothing, it looks from the beginning (I10)."""
     op.store.release([each.lease for each in op.claim(9)], ME)
+    site.clock.advance(1)
     assert ids(op.claim(3)) == [2, 3, 4]
     query(site.url, "UPDATE deliveries SET due_at = due_at - interval '1 min' WHERE event_id = 9")
     assert ids(op.claim(3)) == [5, 6, 7]

@@ -24,7 +24,7 @@ from tests.postgres.server import Server
 from tests.postgres.test_core import prepare
 
 ALL: Final = '[["*", []]]'
-CLAIM: Final = "SELECT * FROM postbus.claim($1, $2, $3, $4, $5, $6, $7, 'w', 'o', 't', $8, $9, $10, NULL, NULL)"
+CLAIM: Final = "SELECT * FROM postbus.claim($1, $2, $3, $4, $5, $6, $7, $8, 'w', 'o', 't', $9, $10, $11, NULL, NULL)"
 FINISH: Final = "SELECT postbus.finish($1::bigint[], $2::bigint[], $3::integer[], $4::real[], 'w')"
 UNGIVEN: Final = """
     SELECT subscription, event_id, epoch FROM postbus.audit WHERE action = 'COMPLETED'
@@ -87,6 +87,7 @@ class Client:
         *,
         wanted: str = ALL,
         blocked: str = "[]",
+        free: int = 10,
         whole: bool = True,
         lease: float = 60,
         allowed: int = 4,
@@ -95,7 +96,7 @@ class Client:
         size: int = 0,
     ) -> Claimed:
         """Claim on the subscription default."""
-        given = (1, wanted, blocked, most, whole, int(lease * 1e6), allowed, idle, wait, size)
+        given = (1, wanted, blocked, most, free, whole, int(lease * 1e6), allowed, idle, wait, size)
         cursor = self.db.execute(CLAIM, given)
         row = cursor.fetchone()
         assert row is not None
@@ -260,12 +261,12 @@ def test_priority_overtakes_a_backlog_and_comes_once(bus: Client):
 
 
 def test_rows_of_negative_priority_fill_the_room_that_is_left(bus: Client):
-    """The most urgent first, each in a block of its own; alone they come as one block (S1)."""
+    """As many as handlers are free, the most urgent first; alone they come as one block (S1)."""
     lower, low, ordinary = bus.publish({"priority": -2}, {"priority": -1}, {})
     full = bus.claim(1)
     assert (full.block, full.lone) == ([ordinary], [])
     more = bus.publish({})
-    one = bus.claim(2)
+    one = bus.claim(free=1)
     assert (one.block, one.lone) == (more, [low])
     bus.publish({"priority": -1})
     rest = bus.claim()
@@ -296,12 +297,11 @@ def test_an_unwanted_event_is_dropped(bus: Client):
 
 
 def test_the_last_attempt_is_in_a_block_of_its_own(bus: Client):
-    """What does not fit into the claim waits as rows (I12)."""
+    """As many as handlers are free; the others wait as rows (I12)."""
     ids = bus.publish({}, {"max_retries": 0}, {"max_retries": 0}, {"max_retries": 0}, {})
-    first = bus.claim(3)
-    assert (first.block, first.lone) == ([ids[0]], ids[1:3])
-    rest = bus.claim()
-    assert (rest.block, rest.lone) == ([ids[4]], [ids[3]])
+    claimed = bus.claim(free=2)
+    assert (claimed.block, claimed.lone) == ([ids[0], ids[4]], ids[1:3])
+    assert bus.claim(free=2).lone == [ids[3]]
     more = bus.publish({}, {})
     assert bus.claim(allowed=1).lone == more
 

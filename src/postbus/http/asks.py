@@ -99,6 +99,7 @@ class ClaimMany(Body):
     lease: Annotated[LeaseLength | None, Field(description="Seconds; a subscription's own goes before it.")] = None
     retry: Annotated[Policy | None, Field(description="Where neither event nor subscription has one.")] = None
     alone: Annotated[bool, Field(description="Whether this worker holds nothing else: it may get a suspect.")] = True
+    free: Annotated[int | None, Field(ge=0, description="How many last attempts at most; none given: any.")] = None
     wait: Annotated[float, Field(ge=0, le=60, description="Seconds to wait for one.")] = 0.0
 
 

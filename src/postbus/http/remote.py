@@ -148,6 +148,7 @@ async def claim_many(request: Request) -> Response:
         lease=at.lease if given.lease is None else timedelta(seconds=given.lease),
         policy=at.policy if given.retry is None else policy_of(given.retry),
         alone=given.alone,
+        free=given.free,
     )
     return whole(shapes.CLAIMED, await at.gate.claim(claim, given.wait, functools.partial(gone, request)))
 

@@ -83,6 +83,11 @@ class Claim:
     """How many attempts an expired delivery has, unless its event or subscription says otherwise."""
     alone: bool = True
     """The worker holds nothing else, so it may take a suspect (one, and nothing beside it)."""
+    free: int | None = None
+    """How many last attempts to take at most; None: as many as others.
+
+    A worker takes as many as can begin at once: those that it has not begun would die with it, unrun.
+    """
     shared: bool = False
     """Lease the deliveries as one block, which is extended, and expires, as a whole.
 

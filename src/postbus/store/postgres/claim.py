@@ -149,6 +149,7 @@ def _arguments(number: int, asked: Claim, size: int) -> tuple[Any, ...]:
         _interests(asked.interests),
         _interests(asked.blocked),
         limit,
+        limit if asked.free is None else asked.free,
         asked.shared,
         asked.lease // MICROSECOND,
         asked.policy.attempts,

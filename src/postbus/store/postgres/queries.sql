@@ -109,9 +109,9 @@ SELECT c.state, c.claimed, c.policy, c.until, c.next_due, c.suspects, c.suspect,
        c.tries, c.again, c.numbers, c.lone_ids, c.lone_tries, c.lone_again, c.ranks, c.reached, c.reached_id, c.events
   FROM jsonb_array_elements($1::jsonb) AS r (a)
  CROSS JOIN LATERAL postbus.claim(
-    (a ->> 0)::integer, a -> 1, a -> 2, (a ->> 3)::integer, (a ->> 4)::boolean, (a ->> 5)::bigint, (a ->> 6)::integer,
-    a ->> 7, a ->> 8, $2, (a ->> 9)::boolean, $3::boolean, (a ->> 10)::integer, (a ->> 11)::bigint,
-    (a ->> 12)::bigint) AS c;
+    (a ->> 0)::integer, a -> 1, a -> 2, (a ->> 3)::integer, (a ->> 4)::integer, (a ->> 5)::boolean, (a ->> 6)::bigint,
+    (a ->> 7)::integer, a ->> 8, a ->> 9, $2, (a ->> 10)::boolean, $3::boolean, (a ->> 11)::integer, (a ->> 12)::bigint,
+    (a ->> 13)::bigint) AS c;
 
 -- name: blocks_of_token
 -- What the claim of this id was given.

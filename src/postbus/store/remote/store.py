@@ -131,6 +131,7 @@ class RemoteStore:
             "lease": claim.lease.total_seconds(),
             "retry": claim.policy.to_dict(),
             "alone": claim.alone,
+            "free": claim.free,
         }
         return self._post(shapes.CLAIMED, "/events/claim", body, again=False)
 

@@ -40,6 +40,30 @@ class Candidate(NamedTuple):
     has_row: bool = True
 
 
+class Room:
+    """How many deliveries a claim may still take, and how many of them in their last attempt."""
+
+    def __init__(self, session: Session, asked: Claim) -> None:
+        policy = session.catalog.subscription(asked.subscription).retry or asked.policy
+        self._attempts = policy.attempts
+        self.left = asked.limit
+        self._free = asked.limit if asked.free is None else asked.free
+
+    def is_last(self, each: Candidate) -> bool:
+        """Return whether the attempt that is about to begin may not be repeated."""
+        allowed = self._attempts if each.max_retries is None else each.max_retries + 1
+        return each.attempt + 1 >= allowed
+
+    def takes(self, each: Candidate) -> bool:
+        """Take a delivery if there is room for it."""
+        last = self.is_last(each)
+        if not self.left or (last and not self._free):
+            return False
+        self.left -= 1
+        self._free -= last
+        return True
+
+
 def claim(session: Session, asked: Claim) -> Won:
     """Lease what a claim may have, in the order of the contract."""
     catalog, now = session.catalog, session.now
@@ -51,17 +75,21 @@ def claim(session: Session, asked: Claim) -> Won:
     more = is_queue and _find_specials(session, asked.subscription, number)
     selection = catalog.select(asked.interests, asked.blocked)
     suspects = list(_due(session, number, selection, 1, alone=1))
+    room = Room(session, asked)
     if suspects and asked.alone:
-        return nothing._replace(taken=_take(session, asked, suspects, suspect=True))
-    found = list(_due(session, number, selection, asked.limit, lowest=0))
-    if is_queue and len(found) < asked.limit and not selection.nothing:
-        passed, ended = _pass(session, asked.subscription, selection, asked.limit - len(found))
+        return nothing._replace(taken=_take(session, asked, room, suspects, suspect=True))
+    due = list(_due(session, number, selection, asked.limit, lowest=0))
+    found = [each for each in due if room.takes(each)]
+    left = len(found) < len(due)
+    if is_queue and room.left and not selection.nothing:
+        passed, ended = _pass(session, asked.subscription, selection, room)
         found += passed
         more = more or not ended
-    if len(found) < asked.limit and not more:
-        found += _due(session, number, selection, asked.limit - len(found), highest=-1)
-    more = more or len(found) == asked.limit
-    return nothing._replace(taken=_take(session, asked, found), suspects=bool(suspects), more=more)
+    if room.left and not more and not left:
+        found += filter(room.takes, _due(session, number, selection, room.left, highest=-1))
+    # Where only last attempts are left, and none of them may be taken now, it makes no sense to ask again at once.
+    more = not (asked.free == 0 and not found) and (more or left or not room.left)
+    return nothing._replace(taken=_take(session, asked, room, found), suspects=bool(suspects), more=more)
 
 
 # ── due rows ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -154,11 +182,11 @@ def _find_specials(session: Session, name: str, number: int) -> bool:
     return len(events) == SPECIALS
 
 
-def _pass(session: Session, name: str, selection: Selection, room: int) -> tuple[list[Candidate], bool]:
-    """Move a queue's cursor over the log until `room` events were found; return them, and whether the log has ended.
+def _pass(session: Session, name: str, selection: Selection, room: Room) -> tuple[list[Candidate], bool]:
+    """Move a queue's cursor over the log until there is no room for the next event that these interests cover.
 
-    What others handle becomes a pending row, what the subscription does not want is dropped. Nothing is passed behind
-    the last event that fits.
+    Returns the events, and whether the log has ended. What others handle becomes a pending row, what the subscription
+    does not want is dropped. Nothing is passed behind the last event that fits.
     """
     db, catalog = session.db, session.catalog
     number = catalog.number(name)
@@ -166,10 +194,10 @@ def _pass(session: Session, name: str, selection: Selection, room: int) -> tuple
     found: list[Candidate] = []
     others: list[Story] = []
     passed, ends = 0, time.monotonic() + LONGEST_PASS
-    last, size = position, room
-    ended = False
-    while last < catalog.head and len(found) < room and passed < MOST_PASSED and time.monotonic() < ends:
-        size = min(PASS_CHUNK, max(room - len(found), 2 * size))
+    last, size = position, room.left
+    full = ended = False
+    while last < catalog.head and not full and passed < MOST_PASSED and time.monotonic() < ends:
+        size = min(PASS_CHUNK, max(room.left, 2 * size))
         if not (events := db.rows("next_events", (last, size))):
             ended = True  # what was pruned, or left out by a restore
             break
@@ -178,12 +206,13 @@ def _pass(session: Session, name: str, selection: Selection, room: int) -> tuple
             story = Story._make(columns)
             wanted = story.event_id not in skips and not erased and catalog.wants(name, story.type, story.tags)
             mine = wanted and not special and selection.wants(story.type, story.tags)
-            if mine and len(found) == room:
+            each = Candidate(story.due_at, story.event_id, 0, 0, story.max_retries, fresh=True, has_row=False)
+            if full := mine and not room.takes(each):
                 break
             last = story.event_id
             passed += 1
             if mine:
-                found.append(Candidate(story.due_at, last, 0, 0, story.max_retries, fresh=True, has_row=False))
+                found.append(each)
             elif wanted:
                 others.append(story)
         if behind := [each for each in skips if each > last]:
@@ -204,7 +233,9 @@ def _put(session: Session, number: int, stories: Sequence[Story]) -> None:
 # ── blocks ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _take(session: Session, asked: Claim, found: Sequence[Candidate], *, suspect: bool = False) -> list[Taken]:
+def _take(
+    session: Session, asked: Claim, room: Room, found: Sequence[Candidate], *, suspect: bool = False
+) -> list[Taken]:
     """Lease what was found: in one block as far as the claim shares one, else each in a block of its own."""
     if not found:
         return []
@@ -212,7 +243,7 @@ def _take(session: Session, asked: Claim, found: Sequence[Candidate], *, suspect
     now, own = session.now, session.catalog.subscription(asked.subscription).lease
     until = now + (own or asked.lease) // MICROSECOND
     epochs: dict[int, int] = {}
-    blocks = list(_blocks(session, asked, found, suspect=suspect))
+    blocks = list(_blocks(room, found, shared=asked.shared and not suspect))
     first = session.db.value("draw_numbers", (len(blocks),)) - len(blocks) + 1
     written: list[Row] = []
     for block, ids in enumerate(blocks, first):
@@ -233,28 +264,26 @@ def _take(session: Session, asked: Claim, found: Sequence[Candidate], *, suspect
     ]
 
 
-def _blocks(session: Session, asked: Claim, found: Sequence[Candidate], *, suspect: bool) -> Iterator[Sequence[int]]:
+def _blocks(room: Room, found: Sequence[Candidate], *, shared: bool) -> Iterator[Sequence[int]]:
     """Share out what was found to blocks.
 
     An attempt that may not be repeated, and one that is run alone, have blocks of their own: a delivery must not die
     unrun because its neighbour killed the worker.
     """
-    shared: list[int] = []
-    policy = session.catalog.subscription(asked.subscription).retry or asked.policy
+    together: list[int] = []
     for each in found:
-        allowed = policy.attempts if each.max_retries is None else each.max_retries + 1
-        if asked.shared and not suspect and each.attempt + 1 < allowed:
-            shared.append(each.event_id)
+        if shared and not room.is_last(each):
+            together.append(each.event_id)
         else:
             yield (each.event_id,)
-    shared.sort()
+    together.sort()
     start = 0
-    for place, event_id in enumerate(shared):
-        if place - start == PLACES or event_id - shared[start] >= SPAN:
-            yield shared[start:place]
+    for place, event_id in enumerate(together):
+        if place - start == PLACES or event_id - together[start] >= SPAN:
+            yield together[start:place]
             start = place
-    if shared:
-        yield shared[start:]
+    if together:
+        yield together[start:]
 
 
 def _log_picked(session: Session, asked: Claim, found: Sequence[Candidate], epochs: dict[int, int]) -> None:

@@ -711,13 +711,13 @@ END $$;
 
 -- Under the cursor's lock, the one way from the log into a subscription: over the next `asked` events, or up to the
 -- `most`th that these interests cover. Of those, `mine` are for a block (`room` at most, from `low` to `high` if these are
--- given) and `lone` for blocks of one: they may not be tried again, `allowed` being how many attempts an event has that does
--- not say so itself; NULL: it makes no difference. All others that the subscription wants have become
+-- given) and `lone` for blocks of one (`free` at most): they may not be tried again, `allowed` being how many attempts an
+-- event has that does not say so itself; NULL: it makes no difference. All others that the subscription wants have become
 -- rows; `kinds` are theirs, `special` those of rows made of specials that these interests cover. `ended`: the log is at
 -- its end; `left_over`: of what these interests cover, some did not fit. Each statement sees what was committed before it began: late ones are read after the head was asked for, and
 -- skips and patterns after the lock was taken.
 CREATE FUNCTION postbus.pass(
-    sub integer, wanted jsonb, blocked jsonb, asked integer, most integer, room integer, low bigint,
+    sub integer, wanted jsonb, blocked jsonb, asked integer, most integer, room integer, free integer, low bigint,
     high bigint, allowed integer, moment timestamptz,
     OUT mine bigint[], OUT lone bigint[], OUT kinds bigint[], OUT special bigint[], OUT ended boolean, OUT left_over boolean
 ) LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
@@ -840,8 +840,9 @@ BEGIN
         END IF;
         SELECT coalesce(array_agg(t.id ORDER BY t.id) FILTER (WHERE t.sort = 1), '{}'),
                coalesce(array_agg(t.id ORDER BY t.id) FILTER (WHERE t.sort = 3), '{}') INTO mine, lone
-          FROM (SELECT g.id, g.sort FROM unnest(ids, sorts) AS g (id, sort)
-                 WHERE g.sort IN (1, 3) ORDER BY g.id LIMIT room) AS t;
+          FROM (SELECT g.id, g.sort FROM (SELECT o.id, o.sort, count(*) FILTER (WHERE o.sort = 3) OVER (ORDER BY o.id) AS nth
+                                            FROM unnest(ids, sorts) AS o (id, sort)) AS g
+                 WHERE g.sort = 1 OR (g.sort = 3 AND g.nth <= free) ORDER BY g.id LIMIT room) AS t;
         mine := ARRAY(SELECT x FROM unnest(mine) AS x
                        WHERE x BETWEEN coalesce(low, mine[1]) AND coalesce(high, mine[1] + 16383) ORDER BY x);
         rows := ARRAY(SELECT g.id FROM unnest(ids, sorts) AS g (id, sort)
@@ -1078,8 +1079,8 @@ BEGIN
     RETURN first;
 END $$;
 
--- Lease deliveries, at most `most`: one block for many where `whole` is given, else a block for each; those that may not be
--- tried again after this attempt have a block each in any case. `wanted`, `blocked`: interests;
+-- Lease deliveries: one block for many where `whole` is given, else a block for each; at most `most`, and `free` of those
+-- that may not be tried again after this attempt, each of which has a block of its own. `wanted`, `blocked`: interests;
 -- `hold`: the lease in microseconds and `allowed` the attempts, where the subscription does not say; `idle`: the claimer
 -- holds nothing else, so that it may take a suspect; `wait`: the second try, see `busy`; `bytes`: how much of events may
 -- come along (what does not fit is read by another statement: an answer that fills the socket's buffer would keep the
@@ -1094,7 +1095,7 @@ END $$;
 -- when, if not. Who claims on gives `reached` and `reached_id` back as `since` and `since_id`, but not for longer than a
 -- second: rows that came up behind are found then, or when nothing else is.
 CREATE FUNCTION postbus.claim(
-    sub integer, wanted jsonb, blocked jsonb, most integer, whole boolean, hold bigint, allowed integer,
+    sub integer, wanted jsonb, blocked jsonb, most integer, free integer, whole boolean, hold bigint, allowed integer,
     worker text, owner text, token text, idle boolean, wait boolean, bytes integer, since bigint, since_id bigint,
     OUT state text, OUT claimed bigint, OUT policy text, OUT until bigint, OUT next_due bigint, OUT suspects boolean, OUT suspect boolean,
     OUT more boolean, OUT number bigint, OUT first_id bigint, OUT size integer, OUT ids smallint[], OUT tries integer[],
@@ -1122,6 +1123,8 @@ DECLARE
     held boolean := false;
     busy boolean := false;
     late boolean := false;
+    apart boolean; -- whether last attempts are told from others
+    lasts integer := 0; -- how many were passed
     ended boolean;
     room integer;
     asked integer;
@@ -1235,10 +1238,12 @@ BEGIN
             END IF;
             IF held THEN
                 asked := greatest(room, 64);
+                apart := whole OR free < room;
                 deadline := clock_timestamp() + interval '200 ms';
                 LOOP
-                    passed := postbus.pass(sub, wanted, blocked, asked, greatest(room, 64), room, low, high,
-                                      CASE WHEN whole THEN own.allowed END, moment);
+                    passed := postbus.pass(sub, wanted, blocked, asked, greatest(room, 64), room,
+                                      CASE WHEN apart THEN least(free, room) ELSE 0 END, low, high,
+                                      CASE WHEN apart THEN own.allowed END, moment);
                     made := made || passed.kinds;
                     IF cardinality(passed.special) > 0 AND room > 0 AND cardinality(due.ids) = 0
                        AND cardinality(passed.mine) + cardinality(passed.lone) = 0 THEN
@@ -1256,6 +1261,11 @@ BEGIN
                 END LOOP;
                 all_ids := passed.mine;
                 lone_ids := passed.lone;
+                lasts := cardinality(lone_ids);
+                IF NOT whole AND lasts > 0 THEN
+                    lone_ids := ARRAY(SELECT x FROM unnest(all_ids || lone_ids) AS x ORDER BY x);
+                    all_ids := '{}';
+                END IF;
             END IF;
         END IF;
         nothing := cardinality(due.ids) + cardinality(all_ids) + cardinality(lone_ids) = 0;
@@ -1270,7 +1280,7 @@ BEGIN
         lone_tries := array_fill(1, ARRAY[cardinality(lone_ids)]);
         lone_again := array_fill(0, ARRAY[cardinality(lone_ids)]);
         lone_plain := array_fill(true, ARRAY[cardinality(lone_ids)]);
-        IF cardinality(due.ids) = 1 AND NOT whole AND cardinality(all_ids) + cardinality(lone_ids) = 0 THEN
+        IF cardinality(due.ids) = 1 AND NOT whole AND free > 0 AND cardinality(all_ids) + cardinality(lone_ids) = 0 THEN
             lone_ids := due.ids;
             lone_tries := ARRAY[due.tries[1] + 1];
             lone_again := due.again;
@@ -1295,10 +1305,11 @@ BEGIN
                    coalesce(array_agg(t.n ORDER BY t.n) FILTER (WHERE NOT t.together), '{}')
               INTO all_ids, all_tries, all_again, histories, lone_ids, lone_tries, lone_again, lone_plain, plain_places,
                    held_places, all_ranks, lone_ranks
-              FROM (SELECT g.*, whole AND NOT g.last AS together
+              FROM (SELECT g.*, whole AND NOT g.last AS together,
+                           count(*) FILTER (WHERE g.last) OVER (ORDER BY g.n) AS nth
                       FROM unnest(due.places, due.ids, due.tries, due.again, due.plain, due.last)
                       WITH ORDINALITY AS g (place, id, tries, again, plain, last, n)) AS t
-             WHERE NOT whole OR t.last OR abs(t.id - due.ids[1]) <= 8191;
+             WHERE CASE WHEN t.last THEN t.nth + lasts <= free ELSE NOT whole OR abs(t.id - due.ids[1]) <= 8191 END;
         END IF;
         IF NOT whole THEN
             lone_ids := lone_ids || all_ids;
@@ -1313,6 +1324,7 @@ BEGIN
                SELECT 1 FROM postbus.deliveries AS d
                 WHERE d.subscription = sub AND d.state = 0 AND NOT d.alone AND d.priority BETWEEN -10 AND -1) THEN
             -- Last of all, and each in a block of its own: together with the rest they might span too much.
+            room := least(room, free);
             low_due := postbus.take_due(sub, false, mine, -1, -10, room, own.allowed, moment, NULL, NULL);
             left_over := left_over OR cardinality(low_due.ids) = room;
             lows := cardinality(low_due.ids);
