@@ -264,7 +264,7 @@ def test_an_overdue_run_is_reported_although_no_thread_takes_its_place(
     make_bus: Callable[..., EventBus], refused: dict[str, int], gate: threading.Event
 ):
     """It has failed, and what waited behind it runs as soon as there is a thread (S1.8, I10)."""
-    bus = make_bus(concurrency=1, prefetch=2, retry=ONCE)
+    bus = make_bus(concurrency=1, prefetch=2)
     started = threading.Event()
 
     @bus.on("*", timeout=0.2)
@@ -274,7 +274,9 @@ def test_an_overdue_run_is_reported_although_no_thread_takes_its_place(
             refused["postbus-handler"] = 2
             gate.wait(30)
 
-    hanging, behind = bus.publish_many([{"type": "a", "payload": "hang"}, {"type": "a", "payload": "go"}])
+    hanging, behind = bus.publish_many(
+        [{"type": "a", "payload": "hang", "max_retries": 0}, {"type": "a", "payload": "go"}]
+    )
     with bus:
         assert started.wait(10)
         bus.wait_idle(timeout=10)
