@@ -226,7 +226,7 @@ def test_a_number_that_no_event_has_is_told_so_by_every_verb(bus: EventBus):
     with pytest.raises(InvalidRequest, match="beyond the calendar"):
         bus.dlq.purge(beyond)
     for start in (beyond, -1, 2):
-        with pytest.raises(InvalidRequest, match="start (at|is)"):
+        with pytest.raises(InvalidRequest, match=r"start (at|is)"):
             bus.subscriptions.create("s", "*", start=start)
     assert [each.name for each in bus.subscriptions.list()] == ["default"]
     assert len(bus.poll_many(beyond)) == 1

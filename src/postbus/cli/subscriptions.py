@@ -157,7 +157,7 @@ def _set_paused(name: str, *, paused: bool, url: str | None, output: Output) -> 
 def rewind(
     name: Name, *, to: To, dry_run: DryRun = False, yes: Yes = False, url: Url = None, output: Format = Output.TABLE
 ) -> None:
-    """Have a queue or an ordered subscription go on after another position, and handle events again.
+    """Have a queue or a follower go on after another position.
 
     After an id, the next event is the first above it; with `now` it is the next one published. A moment is one such as
     2030-01-31T12:00:00Z.
