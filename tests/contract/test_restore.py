@@ -2,7 +2,7 @@
 
 import pytest
 
-from postbus.model import Status
+from postbus.model import Status, Stream
 from postbus.store.contract import DeadFilter, Settled
 from tests.contract.stores import DEAD, RETRY, Operator, Site, ids
 
@@ -114,3 +114,28 @@ def test_a_dead_letter_can_be_retried_afterwards(op: Operator):
     assert delivery.id == event.id
     op.settle(delivery, DEAD)
     assert op.dead().total == 1
+
+
+def test_a_cursor_beyond_the_log_is_set_back_and_said(op: Operator, caplog: pytest.LogCaptureFixture):
+    """Else it would pass over what is published next (I10)."""
+    events = op.publish_all(*[{"type": "a"}] * 3)
+    for delivery in op.take_all():
+        op.settle(delivery)
+    with op.store.transaction() as tx:
+        schema = "" if op.store.url.startswith("sqlite") else "postbus."
+        tx.execute(f"UPDATE {schema}cursors SET position = 7000000000, looked = 7000000000")  # noqa: S608  written above
+    assert op.store.restore_mark("ops")
+    assert f"cursor_set_back: subscription='default' position={events[2].id}" in caplog.messages
+    event = op.publish()
+    assert event.id < 7_000_000_000
+    assert op.take().id == event.id
+
+
+def test_a_cursor_at_the_end_of_a_pruned_log_stays(op: Operator, caplog: pytest.LogCaptureFixture):
+    """There is no event at its position any more, and nothing was lost."""
+    events = op.publish_all(*[{"type": "a"}] * 3)
+    for delivery in op.take_all():
+        op.settle(delivery)
+    op.store.prune(Stream.EVENTS, after=0, through=events[2].id)
+    op.store.restore_mark("ops")
+    assert not [each for each in caplog.messages if "cursor_set_back" in each]

@@ -17,7 +17,6 @@ import psycopg
 import pytest
 
 from postbus import EventBus
-from postbus.payload import drafts
 from tests.crash.processes import ROOT, until
 from tests.postgres.server import query
 
@@ -72,7 +71,7 @@ def roll_back(url: str, folder: str, seconds: float) -> None:
     bus = EventBus(url)
     with psycopg.connect(url) as connection:
         for _ in evenly(seconds, ROLLBACKS):
-            bus.store.publish_on(connection, drafts([{"type": "order.undone"}]))
+            bus.publish("order.undone", connection=connection)
             connection.rollback()
     bus.shutdown()
 
@@ -142,7 +141,7 @@ def test_a_transaction_that_stays_open_delays_no_claim(
     """For a minute, beside 50 rollbacks/s: commit to claim stays short, and its own events come soon (C3, I10)."""
     bus = EventBus(url)
     stalled = connect(autocommit=False)
-    late = [event.id for event in bus.store.publish_on(stalled, drafts([{"type": "order.late"}] * LATE))]
+    late = [event.id for event in bus.publish_many([{"type": "order.late"}] * LATE, connection=stalled)]
     worker = start(work)
     publishers = start(publish), start(roll_back)
     assert [each.wait(SECONDS + 60) for each in publishers] == [0, 0]

@@ -1,5 +1,6 @@
 """The verbs of a store on a SQL database: each is a function of a `Session`, bound here to its kind of transaction."""
 
+import logging
 import os
 import threading
 import time
@@ -30,7 +31,7 @@ from postbus.model import (
     Status,
     Stream,
 )
-from postbus.observe import probe
+from postbus.observe import probe, tell
 from postbus.pattern import Interest
 from postbus.payload import Draft
 from postbus.retry import RetryPolicy
@@ -555,14 +556,16 @@ class SqlStore(ABC):
     def restore_mark(self, actor: str) -> str:
         log_id = uuid4().hex
 
-        def mark(session: Session) -> int:
+        def mark(session: Session) -> tuple[int, list[tuple[str, int]]]:
             number = self._jump(session)
             session.db.run("set_log_id", (log_id,))
-            session.db.run("set_back_cursors")
+            moved = [(session.catalog.name(each), position) for each, position in session.db.run("set_back_cursors")]
             bump(session)
-            return number
+            return number, moved
 
-        number = self._write(mark)
+        number, moved = self._write(mark)
+        for name, position in moved:
+            tell(logging.WARNING, "cursor_set_back", subscription=name, position=position)
         while self._write(lambda session: lease_verbs.reset_blocks(session, number, CHUNK, actor)):
             pass
         self._wake()

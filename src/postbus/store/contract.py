@@ -874,8 +874,9 @@ class Log(Queue, Protocol):
 
         Events published after the backup were seen, and leases given after it are still held, by programs that will
         come back. So ids and epochs go on far above any that the old log can have given (I4, I7), positions of the old
-        log are recognised by its `log_id`, and what was leased at the backup is due now, each recorded as RESET. If it
-        was interrupted, do it again; done twice, it only jumps twice.
+        log are recognised by its `log_id`, and what was leased at the backup is due now, each recorded as RESET. A
+        queue whose cursor lies beyond the log is set back to its end, and a log line says so. If it was interrupted,
+        do it again; done twice, it only jumps twice.
         """
         ...
 

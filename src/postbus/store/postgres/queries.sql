@@ -691,8 +691,13 @@ SELECT setval('postbus.numbers', coalesce(pg_sequence_last_value('postbus.number
 
 -- name: set_back_cursors
 -- A cursor beyond the log would pass over what is published next.
-UPDATE postbus.cursors AS c SET position = least(c.position, l.last), looked = least(c.looked, l.last)
-  FROM (SELECT coalesce(max(id), 0) AS last FROM postbus.events) AS l;
+UPDATE postbus.cursors AS c
+   SET position = least(c.position, l.last), looked = least(c.looked, l.last),
+       missing = c.missing * int8multirange(int8range(NULL, l.last, '(]'))
+  FROM (SELECT greatest(coalesce((SELECT max(id) FROM postbus.events), 0), value::bigint) AS last
+          FROM postbus.meta WHERE key = 'pruned_through') AS l
+ WHERE c.position > l.last OR c.looked > l.last
+RETURNING c.subscription, c.position;
 
 -- name: set_log_id
 UPDATE postbus.meta SET value = $1 WHERE key = 'log_id';

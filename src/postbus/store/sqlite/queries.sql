@@ -472,9 +472,11 @@ UPDATE sqlite_sequence SET seq = (seq / 1000000000 + 1) * 1000000000 WHERE name 
 
 -- name: set_back_cursors
 -- A cursor beyond the log would pass over what is published next.
-UPDATE cursors
-   SET position = min(position, (SELECT coalesce(max(id), 0) FROM events)),
-       looked = min(looked, (SELECT coalesce(max(id), 0) FROM events));
+UPDATE cursors SET position = min(position, log.last), looked = min(looked, log.last)
+  FROM (SELECT max(coalesce((SELECT max(id) FROM events), 0), CAST(value AS INTEGER)) AS last
+          FROM meta WHERE key = 'pruned_through') AS log
+ WHERE position > log.last OR looked > log.last
+RETURNING subscription, position;
 
 -- ── lookups ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
