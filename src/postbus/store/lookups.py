@@ -346,8 +346,7 @@ def dead_letters(
     total = _count_dead(session, which)
     letters: list[DeadLetter] = []
     size = 0
-    for event_id, number, *_ in page[:limit]:
-        letter, own = _dead_letter(session, event_id, number)
+    for letter, own in _letters(session, page[:limit]):
         letters.append(letter)
         size += own
         if size >= PAGE_BYTES and which.event_id is None:
@@ -412,25 +411,37 @@ def _count_dead(session: Session, which: DeadFilter) -> int:
     return sum(session.db.value("count_dead", (number, TOTAL_CAP + 1)) for number in _numbers(session, which))
 
 
-def _dead_letter(session: Session, event_id: int, number: int) -> tuple[DeadLetter, int]:
+def _letters(session: Session, keys: Sequence[Row]) -> Iterator[tuple[DeadLetter, int]]:
+    """Go through dead letters; what else is known of their events is read for some of them at a time."""
+    for start in range(0, len(keys), SHOWN_TOGETHER):
+        some = keys[start : start + SHOWN_TOGETHER]
+        ids = list(dict.fromkeys(row[0] for row in some))
+        events, deliveries = rows_of(session.db, ids)[0], states(session, ids)
+        for event_id, number, *_ in some:
+            event = events.get(event_id) or next(iter(session.db.run("event", (event_id,))), None)
+            yield _dead_letter(session, number, event_id, event, deliveries[event_id])
+
+
+def _dead_letter(
+    session: Session, number: int, event_id: int, event: Row | None, deliveries: tuple[DeliveryState, ...]
+) -> tuple[DeadLetter, int]:
     """Return a dead letter, and about how many bytes it has."""
     ((_, _, created_at, kind, died_at, priority, attempts, errors, last_retry_at),) = session.db.run(
         "dead_one", (number, event_id)
     )
     name = session.catalog.name(number)
-    rows = session.db.run("event", (event_id,))
-    if not rows:  # a list must not fail because an event is not there
+    if event is None:  # a list must not fail because an event is not there
         lost, told = session.catalog.kind(session.db, kind), '{"damaged":"the event is not in the log"}'
-        rows = [(event_id, "", lost.type, lost.tags, None, None, None, "null", told, created_at, priority, None, None)]
+        event = (event_id, "", lost.type, lost.tags, None, None, None, "null", told, created_at, priority, None, None)
     letter = DeadLetter(
-        event=_shown(rows[0], name, states(session, [event_id])[event_id]),
+        event=_shown(event, name, deliveries),
         subscription=name,
         attempts=attempts,
         errors=decode_errors(errors),
         died_at=from_micros(died_at),
         last_retry_at=moment(last_retry_at),
     )
-    return letter, sum(len((text or "").encode()) for text in (*rows[0][5:9], errors))
+    return letter, sum(len((text or "").encode()) for text in (*event[5:9], errors))
 
 
 def _numbers(session: Session, which: DeadFilter) -> list[int]:
