@@ -75,7 +75,7 @@ PAGES: Final = (
     "events/x",
 )
 TELLING: Final = {"url", "direct_url", "_url", "token", "secret", "password", "libpq"}
-SHOWN_ALREADY: Final = {"cli/top.py:Frame.url", "store/postgres/connection.py:Address._url"}
+SHOWN_ALREADY: Final = {"cli/top.py:Frame.url", "store/postgres/address.py:Address._url"}
 """Is a URL without its secret; has a `__repr__` of its own."""
 
 

@@ -8,18 +8,21 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from postbus import EventBus, LeaseLost, StoreUnavailable
 from postbus.store.queries import load_migrations
 from postbus.torture.history import INVOKE, History
 
+MIGRATING: Final = {"sqlite": "postbus.store.sqlite.store", "postgres": "postbus.store.postgres.schema"}
+"""Which module of each store loads its migrations."""
+
 
 def know_only(version: int) -> None:
     """Let this process know the schema up to a version."""
-    for kind in ("sqlite", "postgres"):
-        store: Any = importlib.import_module(f"postbus.store.{kind}.store")
-        store.load_migrations = lambda package: load_migrations(package)[:version]
+    for name in MIGRATING.values():
+        module: Any = importlib.import_module(name)
+        module.load_migrations = lambda package: load_migrations(package)[:version]
 
 
 def main() -> None:

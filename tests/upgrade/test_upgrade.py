@@ -17,6 +17,7 @@ from postbus.store.queries import load_migrations
 from postbus.torture import checker
 from postbus.torture.history import INVOKE, History, read
 from tests.postgres.server import query, server
+from tests.upgrade.old import MIGRATING
 
 ROOT = Path(__file__).resolve().parents[2]
 LATER = {"sqlite": "CREATE TABLE more (n INTEGER) STRICT", "postgres": "CREATE TABLE postbus.more (n bigint);"}
@@ -33,7 +34,7 @@ Old = Callable[[int], "subprocess.Popen[bytes]"]
 def _later(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Give this process the migration that is to come; programs of old versions know nothing of it."""
     migrations = [*load_migrations(f"postbus.store.{kind}"), (NEWEST[kind], "later", LATER[kind])]
-    monkeypatch.setattr(f"postbus.store.{kind}.store.load_migrations", lambda _: migrations)
+    monkeypatch.setattr(f"{MIGRATING[kind]}.load_migrations", lambda _: migrations)
 
 
 @pytest.fixture
